@@ -62,6 +62,7 @@ class Node:
     input_types: tuple[TensorType, ...]
     type: TensorType
     origin: Origin = Origin()
+    output: int | None = None  # which of the op's outputs this is, where it has several
 
     def __getitem__(self, attr: str) -> Any:
         return self.attrs[attr]
@@ -75,7 +76,7 @@ class Node:
         return f"{self.op} {self.origin}"
 
     def __str__(self) -> str:
-        attrs = "".join(f", {key}={value}" for key, value in self.attrs.items())
+        attrs = "".join(f", {key}={value}" for key, value in self.attrs.items() if value is not None)
         return f"{self.name}: {self.type} = {self.op}({', '.join(self.inputs)}{attrs})  # {self.origin.module}"
 
 

@@ -89,4 +89,8 @@ class Layout:
             yield rank, want.meet(Region(tuple(dim.parts[part] for dim, part in zip(self.dims, parts))))
 
     def __str__(self) -> str:
-        return "(" + ", ".join(f"{dim.size}/{'*'.join(dim.axes)}" if dim.axes else str(dim.size) for dim in self.dims) + ")"
+        return (
+            "("
+            + ", ".join(f"{dim.size}/{'*'.join(dim.axes)}" if dim.axes else str(dim.size) for dim in self.dims)
+            + ")"
+        )

@@ -14,10 +14,10 @@ UNARY = (
     "erf erfc floor ceil round trunc frac sigmoid log_sigmoid relu relu6 leaky_relu elu selu celu gelu silu mish "
     "hardtanh hardswish hardsigmoid hardshrink softshrink softplus softsign tanhshrink threshold "
     "clamp clamp_min clamp_max nan_to_num isnan isinf isfinite logical_not bitwise_not "
-    "clone contiguous detach alias to _to_copy type_as dropout_eval zeros_like ones_like full_like"
+    "clone contiguous detach detach_ alias lift_fresh_copy to _to_copy type_as zeros_like ones_like full_like"
 ).split()
 BINARY = (
-    "add sub rsub mul div floor_divide remainder fmod pow maximum minimum max_other atan2 lerp "
+    "add sub rsub mul div floor_divide remainder fmod pow maximum minimum max.other min.other atan2 lerp copy "
     "eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor "
     "where addcmul addcdiv masked_fill"
 ).split()
@@ -53,8 +53,11 @@ class Pointwise(Rule):
         other = torch.randn([1 if rng.random() < 0.3 else size for size in shape][rng.randrange(len(shape)) :])
         args = [x, other.double()]
         rng.shuffle(args)
-        return Example(getattr(torch_op(rng.choice(("add", "sub", "mul", "div", "maximum"))), "Tensor", None)
-                       or torch_op("maximum").default, tuple(args))
+        return Example(
+            getattr(torch_op(rng.choice(("add", "sub", "mul", "div", "maximum"))), "Tensor", None)
+            or torch_op("maximum").default,
+            tuple(args),
+        )
 
 
 register(Pointwise(), *UNARY, *BINARY)

@@ -166,8 +166,7 @@ def along(type: TensorType, dims: Dims, at: At) -> Region:
     """The region of a value of `type` along whose dims the indices `dims` run, for the box `at`."""
     return Region(
         tuple(
-            (0, size) if name is None else at.get(name, (0, size))
-            for size, name in zip(type.shape, dims, strict=True)
+            (0, size) if name is None else at.get(name, (0, size)) for size, name in zip(type.shape, dims, strict=True)
         )
     )
 
@@ -187,11 +186,16 @@ RULES: dict[str, Rule] = {}
 
 
 def register(rule: Rule, *ops: str) -> None:
-    """Makes `rule` the rule of `ops` (names of ATen ops, without overload)."""
+    """Makes `rule` the rule of `ops`: names of ATen ops, with an overload (`max.other`) where overloads differ."""
     for op in ops:
         if op in RULES:
             raise ValueError(f"op {op} has two rules: {type(RULES[op]).__name__} and {type(rule).__name__}")
         RULES[op] = rule
+
+
+def rule_of(node: Node) -> Rule | None:
+    """The rule of the node's op, or None when there is none."""
+    return RULES.get(node.target.removeprefix("aten.")) or RULES.get(node.op)
 
 
 def torch_op(name: str) -> Callable[..., Tensor]:

@@ -1,0 +1,243 @@
+"""Capture: an `nn.Module`, its loss and a batch become a `Graph` at global shapes, through `torch.export`."""
+
+import linecache
+import re
+import traceback
+from collections.abc import Callable, Sequence
+from operator import getitem
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.utils import _pytree as pytree
+
+from .errors import CaptureError
+from .graph import Graph, Node, Origin, TensorType
+from .ops.call_op import aten, bound, node_of
+
+Loss = Callable[..., Tensor]
+# Ops that return their input itself when they have nothing to do, which their schemas do not say.
+MAY_RETURN_INPUT = {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"}
+DROPPED = {"_assert_tensor_metadata", "_assert_async", "_assert_scalar", "sym_constrain_range_for_size"}
+
+
+class Wrapped(nn.Module):
+    """The model with its loss: `forward(*inputs, target)` is the loss, or the model's output when there is none."""
+
+    def __init__(self, model: nn.Module, loss: Loss | None) -> None:
+        super().__init__()
+        self.model = model
+        self.loss = loss
+
+    def forward(self, *batch: Any) -> Any:
+        return self.model(*batch) if self.loss is None else self.loss(self.model(*batch[:-1]), batch[-1])
+
+
+def capture(model: nn.Module, loss: Loss | None, batch: Sequence[Any]) -> tuple[Graph, pytree.TreeSpec]:
+    """The graph of `loss(model(*batch[:-1]), batch[-1])`, or of `model(*batch)`, and the structure of its output.
+
+    `batch` gives global shapes and dtypes; its values are not read. The module is not changed.
+    Raises CaptureError, with the user's source line, for what cannot be captured.
+    """
+    wrapped = Wrapped(model, loss).train(model.training)
+    try:
+        exported = torch.export.export(wrapped, tuple(batch), strict=False)
+    except Exception as error:  # torch.export raises many kinds
+        raise CaptureError(_why_not(error)) from error
+    spec = exported.call_spec.out_spec
+    if spec is None:
+        raise CaptureError("the model returns nothing")
+    return _Reader(exported).graph(), spec
+
+
+def _why_not(error: Exception) -> str:
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
+    where = f"{frames[-1].filename}:{frames[-1].lineno}: `{frames[-1].line}`" if frames else "(no line of the model)"
+    first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    text = f"the model cannot be captured: {where}: {type(error).__name__}: {first}"
+    if "data-dependent" in str(error).lower() or "data dependent" in str(error).lower():
+        text += (
+            " Python control flow must not depend on values of tensors; use torch.where, or take it out of the model."
+        )
+    return text
+
+
+def _is_users(filename: str) -> bool:
+    parts = Path(filename).parts
+    return "torch" not in parts and "<" not in filename and Path(__file__).parent not in Path(filename).parents
+
+
+def _origin(node: fx.Node) -> Origin:
+    """The module path and the last source line outside torch."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    module = (
+        re.sub(r"^(model|loss)\.?", lambda found: "loss." if found[1] == "loss" else "", stack[-1][0]) if stack else ""
+    )
+    lines = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
+    users = [(file, int(line)) for file, line in lines if _is_users(file)]
+    if not users:
+        return Origin(module.rstrip("."))
+    file, line = users[-1]
+    return Origin(module.rstrip("."), f"{Path(file).name}:{line}: {linecache.getline(file, line).strip()}")
+
+
+class _Reader:
+    """Reads an exported program node by node; `env` holds what each fx node stands for."""
+
+    def __init__(self, exported: ExportedProgram) -> None:
+        self.exported = exported
+        self.env: dict[fx.Node, Any] = {}
+        self.types: dict[str, TensorType] = {}
+        self.nodes: list[Node] = []
+        self.inputs: dict[str, TensorType] = {}
+        self.parameters: dict[str, str] = {}
+        self.buffers: dict[str, str] = {}
+        self.constants: dict[str, Tensor] = {}
+        self.updates: dict[str, str] = {}
+        self.buffer_of: dict[str, str] = {}  # a value that stands for a buffer -> the buffer's graph name
+        self.aliases: dict[str, int] = {}  # values that may share memory have the same number
+
+    def graph(self) -> Graph:
+        placeholders = [node for node in self.exported.graph.nodes if node.op == "placeholder"]
+        for node, spec in zip(placeholders, self.exported.graph_signature.input_specs, strict=True):
+            self._placeholder(node, spec)
+        order = list(self.exported.graph.nodes)
+        for position, node in enumerate(order):
+            if node.op == "call_function":
+                self._call(node, order[position + 1 :])
+            elif node.op == "get_attr":
+                raise CaptureError(f"{_origin(node)}: `{node.target}` holds a nested graph, which is not supported")
+        (output,) = (node for node in order if node.op == "output")
+        specs = self.exported.graph_signature.output_specs
+        values = [
+            self.env[arg] if isinstance(arg, fx.Node) else arg
+            for arg, spec in zip(output.args[0], specs, strict=True)
+            if spec.kind == OutputKind.USER_OUTPUT
+        ]
+        if any(not isinstance(value, str) for value in values):
+            raise CaptureError(f"the model must return tensors only, but it returns {values}")
+        return Graph(
+            tuple(self.nodes), self.inputs, self.parameters, self.buffers, tuple(values), self.updates, self.types,
+            self.constants,
+        )  # fmt: skip
+
+    def _placeholder(self, node: fx.Node, spec: Any) -> None:
+        name = node.name
+        value = node.meta.get("val")
+        if not isinstance(value, Tensor):
+            if spec.kind == InputKind.USER_INPUT:
+                self.env[node] = value if value is not None else spec.arg.value
+                return
+            raise CaptureError(f"`{spec.target}` is not a tensor ({spec.kind.name}), which is not supported")
+        path = (spec.target or "").removeprefix("model.")
+        if spec.kind == InputKind.PARAMETER:
+            self.parameters[name] = path
+        elif spec.kind == InputKind.BUFFER:
+            self.buffers[name] = path
+            self.buffer_of[name] = name
+        elif spec.kind == InputKind.CONSTANT_TENSOR:
+            self.constants[name] = self.exported.constants[spec.target]
+        else:
+            self.inputs[name] = _type(value)
+        self._define(node, name, _type(value))
+
+    def _define(self, node: fx.Node, name: str, type: TensorType) -> None:
+        self.env[node], self.types[name] = name, type
+        self.aliases.setdefault(name, len(self.aliases))
+
+    def _value(self, argument: Any) -> tuple[str, TensorType] | None:
+        if not isinstance(argument, fx.Node):
+            return None
+        name = self.env[argument]
+        if not isinstance(name, str):
+            raise CaptureError(f"{_origin(argument)}: a value that is not a tensor is passed to an op")
+        return name, self.types[name]
+
+    def _call(self, node: fx.Node, later: Sequence[fx.Node]) -> None:
+        if node.target is getitem:
+            source, number = node.args
+            assert isinstance(source, fx.Node) and isinstance(number, int)
+            self._output(node, source, number)
+            return
+        if not isinstance(node.target, torch._ops.OpOverload):
+            raise CaptureError(
+                f"{_origin(node)}: `{node.target}` cannot be captured (a nested graph or Python function)"
+            )
+        if node.target._schema.name.removeprefix("aten::") in DROPPED:
+            return
+        if isinstance(node.meta.get("val"), Tensor):
+            self._add(node, node, later)
+        elif node.target._schema.name.startswith("aten::sym"):
+            self.env[node] = node.meta["val"]
+
+    def _output(self, node: fx.Node, source: fx.Node, number: int) -> None:
+        """One output of an op that has several: pieces of a tensor become slices, others name their number."""
+        target, arguments = source.target, bound(source.target, source.args, source.kwargs)  # type: ignore[attr-defined]
+        op = target._schema.name.removeprefix("aten::")  # type: ignore[union-attr]
+        if op in ("chunk", "split", "split_with_sizes", "tensor_split", "unbind", "unsafe_split", "unsafe_chunk"):
+            dim = arguments["dim"]
+            pieces = source.meta["val"]
+            if op == "unbind":
+                self._add_call(node, aten("aten.select.int"), {"self": arguments["self"], "dim": dim, "index": number})
+                return
+            start = sum(piece.shape[dim] for piece in pieces[:number])
+            end = start + pieces[number].shape[dim]
+            sliced = {"self": arguments["self"], "dim": dim, "start": start, "end": end, "step": 1}
+            self._add_call(node, aten("aten.slice.Tensor"), sliced)
+        else:
+            self._add_call(node, target, arguments, number)
+
+    def _add(self, node: fx.Node, call: fx.Node, later: Sequence[fx.Node]) -> None:
+        target: Any = call.target
+        arguments = bound(target, call.args, call.kwargs)
+        mutated = target._schema.name.endswith("_") and target._schema.arguments[0].is_write
+        if not mutated:
+            self._add_call(node, target, arguments)
+            return
+        first = call.args[0]
+        assert isinstance(first, fx.Node)
+        old = self.env[first]
+        self._refuse_seen_alias(node, old, later)
+        functional = getattr(getattr(torch.ops.aten, target._schema.name[6:-1], None), target._overloadname, None)
+        if functional is None or old in self.inputs or old in self.parameters:
+            raise CaptureError(f"{_origin(node)}: `{target}` changes {old} in place, which is not supported; use {target}'s "
+                               "out-of-place form")  # fmt: skip
+        self._add_call(node, functional, arguments)
+        new = self.env[node]
+        if self.types[new] != self.types[old]:
+            raise CaptureError(
+                f"{_origin(node)}: `{target}` in place would turn {self.types[old]} into {self.types[new]}"
+            )
+        for other, value in self.env.items():
+            if value == old:
+                self.env[other] = new
+        if old in self.buffer_of:
+            self.buffer_of[new] = self.buffer_of[old]
+            self.updates[self.buffer_of[new]] = new
+
+    def _refuse_seen_alias(self, node: fx.Node, name: str, later: Sequence[fx.Node]) -> None:
+        """An in-place op is renamed, which is right as long as nobody looks at the memory under another name."""
+        others = {other for other, number in self.aliases.items() if number == self.aliases[name]} - {name}
+        for user in later:
+            for argument in user.all_input_nodes:
+                if self.env.get(argument) in others:
+                    raise CaptureError(
+                        f"{_origin(node)}: an in-place op changes a view, or something that has views, and `{argument}` "
+                        "shows the same memory and is used later. Use the op's out-of-place form."
+                    )
+
+    def _add_call(self, node: fx.Node, target: Any, arguments: dict[str, Any], output: int | None = None) -> None:
+        value = node.meta["val"]
+        made = node_of(target, arguments, self._value, node.name, _type(value), _origin(node), output)
+        self.nodes.append(made)
+        self._define(node, node.name, made.type)
+        views = [argument for argument in target._schema.arguments if argument.alias_info and not argument.is_write]
+        if made.inputs and (views or made.op in MAY_RETURN_INPUT):
+            self.aliases[made.name] = self.aliases[made.inputs[0]]
+
+
+def _type(value: Tensor) -> TensorType:
+    return TensorType(tuple(int(size) for size in value.shape), value.dtype)
