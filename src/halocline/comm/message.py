@@ -1,18 +1,12 @@
-"""What every transport asks of a message and of a reduction before it starts one."""
+"""What every transport asks of a message before it passes it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
-from halocline.comm.comm import Message, ReduceOp
+from halocline.comm.comm import Message
 from halocline.errors import CommError
-
-REDUCE: dict[ReduceOp, Callable[..., Tensor]] = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
-
-# What two ranks add in half precision would depend on their number and order far more than one process does.
-ACCUMULATE = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
 
 
 class Place(Protocol):
@@ -31,19 +25,6 @@ def check_messages(place: Place, sends: Sequence[Message], recvs: Sequence[Messa
     for peer, tensor in recvs:
         if peer == place.rank or not 0 <= peer < place.size or not tensor.is_contiguous() or not tensor.numel():
             raise CommError(_refusal(place, "receive from", peer, tensor))
-
-
-def check_reduction(place: Place, tensor: Tensor, group: tuple[int, ...], op: ReduceOp) -> None:
-    """Raise `CommError` for a group without this rank, an unknown `op`, or a tensor that has no such reduction."""
-    where = f"rank {place.rank} of {place.size} ({place.name}): all_reduce {op} over ranks {group}"
-    if place.rank not in group or list(group) != sorted(set(group)) or group[0] < 0 or group[-1] >= place.size:
-        raise CommError(f"{where}: a group is a sorted tuple of existing ranks, this rank among them.")
-    if op not in REDUCE:
-        raise CommError(f"{where}: there is no such reduction. Use sum, max or min.")
-    if not tensor.is_contiguous() or not tensor.numel():
-        raise CommError(f"{where}: the tensor {describe(tensor)} is empty or not contiguous. Pass a contiguous one.")
-    if tensor.dtype == torch.bool and op == "sum":
-        raise CommError(f"{where}: booleans have no sum. Use max for 'any', min for 'all', or count in int64.")
 
 
 def describe(tensor: Tensor) -> str:

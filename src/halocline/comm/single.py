@@ -6,7 +6,8 @@ from typing import Any
 from torch import Tensor
 
 from halocline.comm.comm import DONE, Handle, Message, ReduceOp
-from halocline.comm.message import check_messages, check_reduction
+from halocline.comm.message import check_messages
+from halocline.comm.reduction import check_reduction
 
 
 class SingleComm:

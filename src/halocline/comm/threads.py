@@ -12,11 +12,17 @@ import torch
 from torch import Tensor
 
 from halocline.comm.comm import DONE, Handle, Message, ReduceOp
-from halocline.comm.message import ACCUMULATE, REDUCE, check_messages, check_reduction, describe
+from halocline.comm.message import check_messages, describe
+from halocline.comm.reduction import check_reduction, from_wire, to_wire
 from halocline.errors import CommError
 
 Result = TypeVar("Result")
 
+_REDUCE: dict[ReduceOp, Callable[[Tensor, Tensor], Tensor]] = {
+    "sum": torch.add,
+    "max": torch.maximum,
+    "min": torch.minimum,
+}
 _ENDED = -1  # in place of a message's number: its source has returned
 _FAILED = -2  # in place of a message's number: its source has failed, the payload says why
 
@@ -80,7 +86,7 @@ class ThreadComm:
         check_reduction(self, tensor, group, op)
         if len(group) == 1:
             return DONE
-        copy = tensor.detach().clone()
+        copy = to_wire(tensor.clone(), op)
         peers = [rank for rank in group if rank != self.rank]
         for peer in peers:
             self._post(peer, (op, group, copy))
@@ -179,7 +185,7 @@ class _Reduction:
     def wait(self) -> None:
         if not self.numbers:
             return
-        comm, reduce, dtype = self.comm, REDUCE[self.op], ACCUMULATE.get(self.tensor.dtype, self.tensor.dtype)
+        comm, reduce = self.comm, _REDUCE[self.op]
         total: Tensor | None = None
         for rank in self.group:  # in rank order on every rank, so that all hold equal bits
             part = self.copy
@@ -191,9 +197,9 @@ class _Reduction:
                         f"over ranks {self.group}, while rank {rank} does {op} of {describe(part)} over {group}. "
                         f"The ranks do not make the same calls in the same order."
                     )
-            total = part.to(dtype) if total is None else reduce(total, part.to(dtype))
-        if total is not None:
-            self.tensor.detach().copy_(total)
+            total = part if total is None else reduce(total, part)
+        assert total is not None
+        from_wire(total, self.tensor, self.op)
         self.numbers = {}
 
 
