@@ -1,0 +1,241 @@
+"""Runs a `Program` on one rank."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .comm.comm import Comm, Handle
+from .exchange import Mover, Moving
+from .graph import Node
+from .ops import rule_for
+from .ops.moments import merge_moments
+from .ops.rule import Call, Noise, Rule, StagedRule
+from .program import (
+    Bucket,
+    Compute,
+    Free,
+    Gradient,
+    GradientReduce,
+    Program,
+    Reduce,
+    Start,
+    StartAdjoint,
+    StartSum,
+    Wait,
+    WaitAdjoint,
+    WaitSum,
+)
+
+
+@dataclass
+class Tape:
+    """What one forward pass leaves for its backward pass, and what both have under way."""
+
+    values: dict[str, Tensor] = field(default_factory=dict)  # what this rank owns
+    fetched: dict[str, Tensor] = field(default_factory=dict)  # what this rank needs, by fetch
+    moving: dict[str, Moving] = field(default_factory=dict)
+    saved: dict[str, Any] = field(default_factory=dict)
+    stages: dict[str, Any] = field(default_factory=dict)  # the generator of a node between two of its stages
+    partial: dict[str, Tensor] = field(default_factory=dict)
+    grads: dict[str, Tensor] = field(default_factory=dict)  # of owned regions
+    fetched_grads: dict[str, Tensor] = field(default_factory=dict)
+    leaf_grads: dict[tuple[str, tuple[str, ...]], Tensor] = field(default_factory=dict)
+    sums: dict[int, tuple[Handle, list[Tensor], Tensor]] = field(default_factory=dict)
+    likes: dict[str, Tensor] = field(default_factory=dict)  # an empty tensor of each fetch's dtype and device
+    spent: bool = False
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A node with its rule, bound to this rank."""
+
+    node: Node
+    rule: Rule
+    call: Call
+    feeds: tuple[str, ...]
+
+
+class Runner:
+    """One rank's interpreter of a program: everything that does not change from step to step is worked out once."""
+
+    def __init__(self, program: Program, comm: Comm, noise: Noise) -> None:
+        self.program, self.comm, self.mesh = program, comm, program.placement.mesh
+        self.movers = {key: Mover(fetch.transfer, comm.rank) for key, fetch in program.fetches.items()}
+        self.bound = {node.name: self._bind(node, noise) for node in program.graph.nodes}
+        self._do: Mapping[type, Callable[[Tape, Any], None]] = {
+            Start: self._start,
+            Wait: self._wait,
+            Compute: self._compute,
+            Reduce: self._reduce,
+            Free: self._free,
+            Gradient: self._gradient,
+            GradientReduce: self._reduce,
+            StartAdjoint: self._start_adjoint,
+            WaitAdjoint: self._wait_adjoint,
+            StartSum: self._start_sum,
+            WaitSum: self._wait_sum,
+        }
+        self.forward_list = [(self._do[type(step)], step) for step in program.forward]
+        self.backward_list = [(self._do[type(step)], step) for step in program.backward]
+
+    def _bind(self, node: Node, noise: Noise) -> Bound:
+        placement, rule, rank = self.program.placement, rule_for(node), self.comm.rank
+        at = placement.at(node, rank)
+        wanted = tuple(
+            name in self.program.differentiable and node.name in self.program.differentiable for name in node.inputs
+        )
+        call = Call(node, at, rule.reads(node, at), rule.writes(node, at), wanted, noise)
+        return Bound(node, rule, call, self.program.feeds[node.name])
+
+    @torch.no_grad()
+    def forward(self, values: Mapping[str, Tensor]) -> tuple[list[Tensor], Tape]:
+        """This rank's part of every output, from its part of the inputs and the whole of all leaves."""
+        tape = Tape(values=dict(values))
+        for do, step in self.forward_list:
+            do(tape, step)
+        graph = self.program.graph
+        for buffer, value in graph.updates.items():
+            values[buffer].copy_(tape.values[value])
+        outputs = [tape.values[name] for name in graph.outputs]
+        tape.values.clear()
+        return outputs, tape
+
+    @torch.no_grad()
+    def backward(self, tape: Tape, grads: Sequence[Tensor | None]) -> dict[str, Tensor]:
+        """The gradient of every wanted leaf, whole on every rank, from this rank's part of the outputs' gradients."""
+        for name, grad in zip(self.program.graph.outputs, grads, strict=True):
+            if grad is not None and name in self.program.differentiable:
+                _add(tape.grads, name, grad)
+        for do, step in self.backward_list:
+            do(tape, step)
+        return tape.grads
+
+    def _start(self, tape: Tape, step: Start) -> None:
+        own = tape.values[self.program.fetches[step.fetch].value]
+        tape.moving[step.fetch] = self.movers[step.fetch].start(own, self.comm)
+
+    def _wait(self, tape: Tape, step: Wait) -> None:
+        need = self.movers[step.fetch].finish(tape.moving.pop(step.fetch))
+        tape.fetched[step.fetch] = need
+        tape.likes[step.fetch] = need.new_empty(())
+
+    def _compute(self, tape: Tape, step: Compute) -> None:
+        bound = self.bound[step.node]
+        if not isinstance(bound.rule, StagedRule):
+            if bound.call.writes.empty:
+                like = torch.empty(
+                    bound.call.writes.shape, dtype=bound.node.type.dtype, device=self._device(tape, bound)
+                )
+                tape.values[step.node] = like
+                return
+            output, saved = bound.rule.forward(bound.call, [tape.fetched[key] for key in bound.feeds])
+        else:
+            if step.stage == 0:
+                inputs = [tape.fetched[key] for key in bound.feeds]
+                tape.stages[step.node] = bound.rule.forward_stages(bound.call, inputs)
+            done = self._advance(tape, step)
+            if done is None:
+                return
+            output, saved = done
+        tape.values[step.node] = output
+        if saved is not None:
+            tape.saved[step.node] = saved
+
+    def _gradient(self, tape: Tape, step: Gradient) -> None:
+        bound = self.bound[step.node]
+        if step.stage == 0:
+            grad = tape.grads.pop(step.node, None)
+            saved = tape.saved.pop(step.node, None)
+            if not isinstance(bound.rule, StagedRule):
+                if grad is not None and not bound.call.writes.empty:
+                    self._add_grads(tape, bound, bound.rule.backward(bound.call, saved, grad))
+                return
+            if grad is None:
+                grad = torch.zeros(
+                    bound.call.writes.shape, dtype=bound.node.type.dtype, device=self._device(tape, bound)
+                )
+            tape.stages[step.node] = bound.rule.backward_stages(bound.call, saved, grad)
+        done = self._advance(tape, step)
+        if done is not None:
+            self._add_grads(tape, bound, done)
+
+    def _advance(self, tape: Tape, step: Compute) -> Any:
+        """Runs a staged node up to its next partial value; its result, or None when there is more to come."""
+        try:
+            stages = tape.stages[step.node]
+            tape.partial[step.node] = next(stages) if step.stage == 0 else stages.send(tape.partial.pop(step.node))
+            return None
+        except StopIteration as end:
+            del tape.stages[step.node]
+            return end.value
+
+    def _device(self, tape: Tape, bound: Bound) -> torch.device:
+        return tape.likes[bound.feeds[0]].device if bound.feeds else torch.device("cpu")
+
+    def _reduce(self, tape: Tape, step: Reduce) -> None:
+        partial = tape.partial[step.node].contiguous()
+        if step.kind == "moments":
+            for axis in step.axes:
+                partial = merge_moments(self._gathered(partial, self.mesh.group(self.comm.rank, (axis,))))
+        elif step.axes and partial.numel():
+            group = self.mesh.group(self.comm.rank, step.axes)
+            self.comm.all_reduce(partial, group, step.kind).wait()  # type: ignore[arg-type]
+        tape.partial[step.node] = partial
+
+    def _gathered(self, row: Tensor, group: tuple[int, ...]) -> Tensor:
+        """The rows of all ranks of `group`, in order: along one mesh axis at a time, messages stay few."""
+        rows = [row if rank == self.comm.rank else torch.empty_like(row) for rank in group]
+        others = [(rank, buffer) for rank, buffer in zip(group, rows) if rank != self.comm.rank]
+        if others and row.numel():
+            self.comm.exchange([(rank, row) for rank, _ in others], others).wait()
+        return torch.stack(rows)
+
+    def _free(self, tape: Tape, step: Free) -> None:
+        for name in step.names:
+            tape.values.pop(name, None)
+            tape.fetched.pop(name, None)
+
+    def _add_grads(self, tape: Tape, bound: Bound, grads: Sequence[Tensor | None]) -> None:
+        for key, grad, want in zip(bound.feeds, grads, bound.call.wanted, strict=True):
+            if want and grad is not None:
+                _add(tape.fetched_grads, key, grad)
+
+    def _start_adjoint(self, tape: Tape, step: StartAdjoint) -> None:
+        grad = tape.fetched_grads.pop(step.fetch, None)
+        tape.moving[step.fetch] = self.movers[step.fetch].start_adjoint(grad, tape.likes[step.fetch], self.comm)
+
+    def _wait_adjoint(self, tape: Tape, step: WaitAdjoint) -> None:
+        fetch = self.program.fetches[step.fetch]
+        total = self.movers[step.fetch].finish_adjoint(tape.moving.pop(step.fetch))
+        axes = fetch.transfer.sum_axes
+        if not axes:
+            _add(tape.grads, fetch.value, total)
+        elif fetch.value in self.program.graph.replicated:
+            _add(tape.leaf_grads, (fetch.value, axes), total)
+        else:
+            total = total.contiguous().clone()
+            if total.numel():
+                self.comm.all_reduce(total, self.mesh.group(self.comm.rank, axes)).wait()
+            _add(tape.grads, fetch.value, total)
+
+    def _start_sum(self, tape: Tape, step: StartSum) -> None:
+        bucket: Bucket = step.bucket
+        grads = [tape.leaf_grads.pop((name, bucket.axes)) for name in bucket.leaves]
+        flat = torch.cat([grad.reshape(-1) for grad in grads])
+        handle = self.comm.all_reduce(flat, self.mesh.group(self.comm.rank, bucket.axes))
+        tape.sums[bucket.number] = handle, grads, flat
+
+    def _wait_sum(self, tape: Tape, step: WaitSum) -> None:
+        handle, grads, flat = tape.sums.pop(step.bucket.number)
+        handle.wait()
+        pieces = flat.split([grad.numel() for grad in grads])
+        for name, grad, piece in zip(step.bucket.leaves, grads, pieces):
+            _add(tape.grads, name, piece.view(grad.shape))
+
+
+def _add(grads: dict[Any, Tensor], key: Any, grad: Tensor) -> None:
+    """Adds to a gradient. Never in place: what autograd returns may be one tensor for two inputs."""
+    grads[key] = grads[key] + grad if key in grads else grad
