@@ -135,15 +135,15 @@ class _Following:
                         votes.setdefault(axis, {}).setdefault(index, 0)
                         votes[axis][index] += type.nbytes
         chosen = {axis: max(sizes, key=lambda index: sizes[index]) for axis, sizes in votes.items()}
-        for index, axes in self.default.items():
-            if indices.get(index, 0) >= self.mesh.parts(axes) and not chosen.keys() & set(axes):
-                chosen |= dict.fromkeys(axes, index)
-                order.setdefault(index, axes)
+        for index, wanted in self.default.items():
+            if indices.get(index, 0) >= self.mesh.parts(wanted) and not chosen.keys() & set(wanted):
+                chosen |= dict.fromkeys(wanted, index)
+                order.setdefault(index, wanted)
         split: dict[str, tuple[str, ...]] = {}
         for index in dict.fromkeys(chosen.values()):
-            wanted = [axis for axis in order[index] if chosen.get(axis) == index]
-            wanted += [axis for axis in self.mesh.names if chosen.get(axis) == index and axis not in wanted]
-            split[index] = tuple(wanted)
+            axes = [axis for axis in order[index] if chosen.get(axis) == index]
+            axes += [axis for axis in self.mesh.names if chosen.get(axis) == index and axis not in axes]
+            split[index] = tuple(axes)
         return split
 
     def _asked(self, node: Node, indices: Mapping[str, int], pattern: str, wanted: Split) -> Split:

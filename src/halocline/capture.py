@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from operator import getitem
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ Loss = Callable[..., Tensor]
 # Ops that return their input itself when they have nothing to do, which their schemas do not say.
 MAY_RETURN_INPUT = {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"}
 DROPPED = {"_assert_tensor_metadata", "_assert_async", "_assert_scalar", "sym_constrain_range_for_size"}
+_ONE_AT_A_TIME = Lock()  # torch.export keeps global state; ranks may be threads of one process
 
 
 class Wrapped(nn.Module):
@@ -44,7 +46,8 @@ def capture(model: nn.Module, loss: Loss | None, batch: Sequence[Any]) -> tuple[
     """
     wrapped = Wrapped(model, loss).train(model.training)
     try:
-        exported = torch.export.export(wrapped, tuple(batch), strict=False)
+        with _ONE_AT_A_TIME:
+            exported = torch.export.export(wrapped, tuple(batch), strict=False)
     except Exception as error:  # torch.export raises many kinds
         raise CaptureError(_why_not(error)) from error
     spec = exported.call_spec.out_spec
@@ -187,6 +190,13 @@ class _Reader:
             end = start + pieces[number].shape[dim]
             sliced = {"self": arguments["self"], "dim": dim, "start": start, "end": end, "step": 1}
             self._add_call(node, aten("aten.slice.Tensor"), sliced)
+        elif op == "broadcast_tensors":
+            tensor, shape = arguments["tensors"][number], node.meta["val"].shape
+            if tensor.meta["val"].shape == shape:
+                self.env[node] = self.env[tensor]
+            else:
+                expanded = {"self": tensor, "size": tuple(shape), "implicit": False}
+                self._add_call(node, aten("aten.expand.default"), expanded)
         else:
             self._add_call(node, target, arguments, number)
 

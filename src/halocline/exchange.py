@@ -51,10 +51,8 @@ class Mover:
             need[slices] = piece
         return need
 
-    def start_adjoint(self, grad: Tensor | None, like: Tensor, comm: Comm) -> Moving:
-        """Sends the gradient of the needed region back to the owners; None stands for zeros of `like`'s dtype."""
-        if grad is None:
-            grad = like.new_zeros(self.need.shape)
+    def start_adjoint(self, grad: Tensor, comm: Comm) -> Moving:
+        """Sends the gradient of the needed region back to the owners."""
         return _post(grad, comm, self.back_out, self.back_into)
 
     def finish_adjoint(self, moving: Moving) -> Tensor:

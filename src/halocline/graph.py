@@ -1,7 +1,7 @@
 """`Graph`: the captured computation at global shapes, one node for each call of an op."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -130,6 +130,11 @@ class Graph:
             for name in dict.fromkeys(node.inputs):
                 readers.setdefault(name, []).append(node)
         return {name: tuple(nodes) for name, nodes in readers.items()}
+
+    def with_attr(self, op: str, attr: str, value: Any) -> "Graph":
+        """The graph whose nodes of `op` have one attribute more."""
+        nodes = (replace(node, attrs={**node.attrs, attr: value}) if node.op == op else node for node in self.nodes)
+        return replace(self, nodes=tuple(nodes))
 
     def __str__(self) -> str:
         lines = [f"input {name}: {type}" for name, type in self.inputs.items()]

@@ -1,7 +1,7 @@
 """`Program`: two lists of instructions, forward and backward, the same on every rank."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeAlias
 
@@ -113,7 +113,11 @@ Instruction: TypeAlias = (
 
 @dataclass(frozen=True)
 class Program:
-    """What every rank does in a step. `feeds` gives, for each node, the fetch that feeds each of its inputs."""
+    """What every rank does in a step.
+
+    `feeds` gives, for each input of each node, the fetch that brings it, or the value itself where every rank owns
+    exactly what it needs.
+    """
 
     placement: Placement
     fetches: Mapping[str, Fetch]
@@ -175,21 +179,22 @@ class _Lowering:
         for node in self.graph.nodes:
             over = self.placement.over(node)
             reads = [self.placement.reads(node, rank) for rank in range(self.mesh.size)]
-            feeds = []
+            feeds: list[str] = []
             for position, value in enumerate(node.inputs):
                 transfer = Transfer(self.placement.layouts[value], tuple(read[position] for read in reads), over)
-                key = shared.get(
-                    (value, transfer),
-                    f"{value}>{node.name}" + (f".{position}" if value in node.inputs[:position] else ""),
-                )
-                shared[value, transfer] = key
-                self.fetches.setdefault(key, Fetch(key, value, transfer, ()))
-                readers.setdefault(key, []).append(node.name)
-                feeds.append(key)
+                if transfer.in_place and (value in self.graph.replicated or not transfer.sum_axes):
+                    feeds.append(value)
+                    continue
+                name = f"{value}>{node.name}"
+                while name in readers and shared.get((value, transfer)) is None:
+                    name += "'"
+                name = shared.setdefault((value, transfer), name)
+                self.fetches.setdefault(name, Fetch(name, value, transfer, ()))
+                readers.setdefault(name, []).append(node.name)
+                feeds.append(name)
             self.feeds[node.name] = tuple(feeds)
-        for key, names in readers.items():
-            fetch = self.fetches[key]
-            self.fetches[key] = Fetch(key, fetch.value, fetch.transfer, tuple(dict.fromkeys(names)))
+        for name, nodes in readers.items():
+            self.fetches[name] = replace(self.fetches[name], readers=tuple(dict.fromkeys(nodes)))
 
     @cached_property
     def _differentiable(self) -> frozenset[str]:
@@ -206,39 +211,48 @@ class _Lowering:
 
     def _forward(self) -> list[Instruction]:
         order = {node.name: position for position, node in enumerate(self.graph.nodes)}
-        waiting = {key: order[fetch.readers[0]] for key, fetch in self.fetches.items()}
         by_value: dict[str, list[str]] = {}
-        for key, fetch in self.fetches.items():
-            by_value.setdefault(fetch.value, []).append(key)
-        last_read = {key: order[fetch.readers[-1]] for key, fetch in self.fetches.items()}
-        kept = {*self.graph.outputs, *self.graph.updates.values()}
+        for name, fetch in self.fetches.items():
+            by_value.setdefault(fetch.value, []).append(name)
+        last = self._last_reads()
+        kept = {*self.graph.outputs, *self.graph.updates.values(), *self.graph.replicated}
         made: list[Instruction] = []
         started: set[str] = set()
+        waited: set[str] = set()
 
-        def start(keys: list[str]) -> None:
-            made.extend(Start(key) for key in keys if key not in started)
-            started.update(keys)
+        def start(names: Iterable[str]) -> None:
+            made.extend(Start(name) for name in dict.fromkeys(names) if name not in started)
+            started.update(names)
 
         for position, node in enumerate(self.graph.nodes):
-            # A far reader's region is fetched just before it is read: fetched early it would only take memory.
-            start([key for key in dict.fromkeys(self.feeds[node.name])])
-            made += [Wait(key) for key in dict.fromkeys(self.feeds[node.name]) if waiting.pop(key, None) is not None]
-            reductions = self.stages[node.name][0]
+            fetches = [name for name in dict.fromkeys(self.feeds[node.name]) if name in self.fetches]
+            start(fetches)
+            made += [Wait(name) for name in fetches if name not in waited]
+            waited.update(fetches)
             made.append(Compute(node.name))
-            for stage, reduction in enumerate(reductions):
+            for stage, reduction in enumerate(self.stages[node.name][0]):
                 made.append(Reduce(node.name, stage, reduction.kind, self._axes(node, reduction)))
                 made.append(Compute(node.name, stage + 1))
-            start([key for key in by_value.get(node.name, []) if order[self.fetches[key].readers[0]] <= position + 2])
-            gone = [key for key in dict.fromkeys(self.feeds[node.name]) if last_read[key] == position]
-            values = {self.fetches[key].value for key in gone}
-            gone += [
-                value
-                for value in sorted(values - kept - self.graph.replicated)
-                if all(last_read[key] <= position for key in by_value[value])
+            # A far reader's region is fetched just before it is read: fetched early it would only take memory.
+            near = [
+                name for name in by_value.get(node.name, []) if order[self.fetches[name].readers[0]] <= position + 2
             ]
+            start(near)
+            gone = [name for name, reader in last.items() if reader == position and name not in kept]
             if gone:
                 made.append(Free(tuple(gone)))
         return made
+
+    def _last_reads(self) -> dict[str, int]:
+        """For each value and fetch the position of the last node that reads it, a value's through its fetches too."""
+        last: dict[str, int] = {}
+        for position, node in enumerate(self.graph.nodes):
+            last[node.name] = position
+            for name in self.feeds[node.name]:
+                last[name] = position
+                if name in self.fetches:
+                    last[self.fetches[name].value] = position
+        return last
 
     def _axes(self, node: Node, reduction: Reduction) -> tuple[str, ...]:
         parts = self.placement.parts[node.name]
@@ -247,55 +261,53 @@ class _Lowering:
         )
 
     def _backward(self) -> list[Instruction]:
-        differentiable, leaves = self._differentiable, self.graph.replicated
-        active = [node for node in self.graph.nodes if node.name in differentiable]
-        active_names = {node.name for node in active}
-        carried = {
-            key: [name for name in fetch.readers if name in active_names]
-            for key, fetch in self.fetches.items()
-            if fetch.value in differentiable
-        }
+        active = [node for node in self.graph.nodes if node.name in self._differentiable]
+        first_reader: dict[str, str] = {}  # of each fetch that carries a gradient: the last to add to it
+        for node in active:
+            for name in self._carried(node):
+                first_reader.setdefault(name, node.name)
+        leaf_readers = [leaf for node in active for leaf in self._leaves(node)]
         made: list[Instruction] = []
-        open_adjoints: dict[str, list[str]] = {}
+        coming: dict[str, list[str]] = {}  # for each value the adjoints under way to it
         ready: list[tuple[str, tuple[str, ...]]] = []  # leaf gradients that are complete but for their sum
-        pending = self._leaf_readers(carried)
         for node in reversed(active):
-            made += [WaitAdjoint(key) for key in open_adjoints.pop(node.name, [])]
+            made += [WaitAdjoint(name) for name in coming.pop(node.name, [])]
             made.append(Gradient(node.name))
             for stage, reduction in enumerate(self.stages[node.name][1]):
                 made.append(GradientReduce(node.name, stage, reduction.kind, self._axes(node, reduction)))
                 made.append(Gradient(node.name, stage + 1))
-            for key in dict.fromkeys(self.feeds[node.name]):
-                if key not in carried or carried[key][0] != node.name:
-                    continue
-                fetch = self.fetches[key]
-                made.append(StartAdjoint(key))
-                if fetch.value not in leaves:
-                    open_adjoints.setdefault(fetch.value, []).append(key)
-                    continue
-                made.append(WaitAdjoint(key))
-                leaf = (fetch.value, fetch.transfer.sum_axes)
-                pending[leaf] -= 1
-                if not pending[leaf] and leaf[1]:
+            for name in self._carried(node):
+                if name in self.fetches and first_reader[name] == node.name:
+                    made.append(StartAdjoint(name))
+                    value = self.fetches[name].value
+                    if value in self.graph.replicated:
+                        made.append(WaitAdjoint(name))
+                    else:
+                        coming.setdefault(value, []).append(name)
+            for leaf in self._leaves(node):
+                leaf_readers.remove(leaf)
+                if leaf not in leaf_readers and leaf[1]:
                     ready.append(leaf)
                     made += [StartSum(bucket) for bucket in self._full(ready)]
-        for keys in open_adjoints.values():  # inputs of the batch that want a gradient
-            made += [WaitAdjoint(key) for key in keys]
+        made += [WaitAdjoint(name) for names in coming.values() for name in names]  # the batch's own gradients
         made += [StartSum(bucket) for bucket in self._full(ready, everything=True)]
-        return made + [WaitSum(made_.bucket) for made_ in made if isinstance(made_, StartSum)]
+        return made + [WaitSum(start.bucket) for start in made if isinstance(start, StartSum)]
 
-    def _leaf_readers(self, carried: Mapping[str, list[str]]) -> dict[tuple[str, tuple[str, ...]], int]:
-        """For each leaf and set of axes its gradient is summed over, the number of fetches that add to it."""
-        count: dict[tuple[str, tuple[str, ...]], int] = {}
-        for key in carried:
-            fetch = self.fetches[key]
-            if fetch.value in self.graph.replicated:
-                leaf = (fetch.value, fetch.transfer.sum_axes)
-                count[leaf] = count.get(leaf, 0) + 1
-        return count
+    def _carried(self, node: Node) -> tuple[str, ...]:
+        """The node's feeds that carry a gradient, once each."""
+        feeds = dict.fromkeys(
+            name for name, value in zip(self.feeds[node.name], node.inputs) if value in self._differentiable
+        )
+        return tuple(feeds)
+
+    def _leaves(self, node: Node) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """The leaves whose gradient the node adds to, each with the axes over which that is to be summed."""
+        over = self.mesh.ordered(self.placement.over(node))
+        leaves = dict.fromkeys(value for value in node.inputs if value in self.graph.replicated & self._differentiable)
+        return tuple((leaf, over) for leaf in leaves)
 
     def _full(self, ready: list[tuple[str, tuple[str, ...]]], everything: bool = False) -> list[Bucket]:
-        """Takes the buckets out of `ready` that are large enough, or all. One bucket has one dtype and one set of axes."""
+        """Takes the large enough buckets (or all) out of `ready`; a bucket has one dtype and one set of axes."""
         groups: dict[tuple[object, tuple[str, ...]], list[str]] = {}
         for name, axes in ready:
             groups.setdefault((self.graph.types[name].dtype, axes), []).append(name)

@@ -19,6 +19,7 @@ from .program import (
     Free,
     Gradient,
     GradientReduce,
+    Instruction,
     Program,
     Reduce,
     Start,
@@ -34,17 +35,15 @@ from .program import (
 class Tape:
     """What one forward pass leaves for its backward pass, and what both have under way."""
 
-    values: dict[str, Tensor] = field(default_factory=dict)  # what this rank owns
-    fetched: dict[str, Tensor] = field(default_factory=dict)  # what this rank needs, by fetch
+    values: dict[str, Tensor] = field(default_factory=dict)  # what this rank owns, and what it fetched
     moving: dict[str, Moving] = field(default_factory=dict)
     saved: dict[str, Any] = field(default_factory=dict)
     stages: dict[str, Any] = field(default_factory=dict)  # the generator of a node between two of its stages
     partial: dict[str, Tensor] = field(default_factory=dict)
-    grads: dict[str, Tensor] = field(default_factory=dict)  # of owned regions
-    fetched_grads: dict[str, Tensor] = field(default_factory=dict)
+    grads: dict[str, Tensor] = field(default_factory=dict)  # of both
     leaf_grads: dict[tuple[str, tuple[str, ...]], Tensor] = field(default_factory=dict)
     sums: dict[int, tuple[Handle, list[Tensor], Tensor]] = field(default_factory=dict)
-    likes: dict[str, Tensor] = field(default_factory=dict)  # an empty tensor of each fetch's dtype and device
+    device: torch.device = torch.device("cpu")
     spent: bool = False
 
 
@@ -56,6 +55,7 @@ class Bound:
     rule: Rule
     call: Call
     feeds: tuple[str, ...]
+    sums: tuple[tuple[str, ...], ...]  # for each input that is a leaf, the axes over which its gradient is summed
 
 
 class Runner:
@@ -80,6 +80,9 @@ class Runner:
         }
         self.forward_list = [(self._do[type(step)], step) for step in program.forward]
         self.backward_list = [(self._do[type(step)], step) for step in program.backward]
+        self.backward_without_sums = [
+            (do, step) for do, step in self.backward_list if not isinstance(step, StartSum | WaitSum)
+        ]
 
     def _bind(self, node: Node, noise: Noise) -> Bound:
         placement, rule, rank = self.program.placement, rule_for(node), self.comm.rank
@@ -88,14 +91,15 @@ class Runner:
             name in self.program.differentiable and node.name in self.program.differentiable for name in node.inputs
         )
         call = Call(node, at, rule.reads(node, at), rule.writes(node, at), wanted, noise)
-        return Bound(node, rule, call, self.program.feeds[node.name])
+        over, replicated = self.mesh.ordered(placement.over(node)), self.program.graph.replicated
+        sums = tuple(over if name in replicated else () for name in node.inputs)
+        return Bound(node, rule, call, self.program.feeds[node.name], sums)
 
     @torch.no_grad()
     def forward(self, values: Mapping[str, Tensor]) -> tuple[list[Tensor], Tape]:
         """This rank's part of every output, from its part of the inputs and the whole of all leaves."""
-        tape = Tape(values=dict(values))
-        for do, step in self.forward_list:
-            do(tape, step)
+        tape = Tape(values=dict(values), device=next(iter(values.values())).device)
+        self._run(self.forward_list, tape)
         graph = self.program.graph
         for buffer, value in graph.updates.items():
             values[buffer].copy_(tape.values[value])
@@ -104,37 +108,46 @@ class Runner:
         return outputs, tape
 
     @torch.no_grad()
-    def backward(self, tape: Tape, grads: Sequence[Tensor | None]) -> dict[str, Tensor]:
-        """The gradient of every wanted leaf, whole on every rank, from this rank's part of the outputs' gradients."""
+    def backward(self, tape: Tape, grads: Sequence[Tensor | None], sums: bool = True) -> dict[str, Tensor]:
+        """The gradient of every wanted leaf, whole on every rank, from this rank's part of the outputs' gradients.
+
+        Without `sums`, gradients that are still to be summed over ranks are left in `tape.leaf_grads`.
+        """
         for name, grad in zip(self.program.graph.outputs, grads, strict=True):
             if grad is not None and name in self.program.differentiable:
                 _add(tape.grads, name, grad)
-        for do, step in self.backward_list:
-            do(tape, step)
+        self._run(self.backward_list if sums else self.backward_without_sums, tape)
         return tape.grads
+
+    def _run(self, steps: Sequence[tuple[Callable[[Tape, Any], None], Instruction]], tape: Tape) -> None:
+        step: Instruction | None = None
+        try:
+            for do, step in steps:  # noqa: B007
+                do(tape, step)
+        except Exception as error:
+            name = getattr(step, "node", None)
+            where = self.bound[name].node.where() if name else str(step)
+            error.add_note(f"halocline: rank {self.comm.rank}, {type(step).__name__} of {where}")
+            raise
 
     def _start(self, tape: Tape, step: Start) -> None:
         own = tape.values[self.program.fetches[step.fetch].value]
         tape.moving[step.fetch] = self.movers[step.fetch].start(own, self.comm)
 
     def _wait(self, tape: Tape, step: Wait) -> None:
-        need = self.movers[step.fetch].finish(tape.moving.pop(step.fetch))
-        tape.fetched[step.fetch] = need
-        tape.likes[step.fetch] = need.new_empty(())
+        tape.values[step.fetch] = self.movers[step.fetch].finish(tape.moving.pop(step.fetch))
 
     def _compute(self, tape: Tape, step: Compute) -> None:
         bound = self.bound[step.node]
         if not isinstance(bound.rule, StagedRule):
             if bound.call.writes.empty:
-                like = torch.empty(
-                    bound.call.writes.shape, dtype=bound.node.type.dtype, device=self._device(tape, bound)
-                )
+                like = torch.empty(bound.call.writes.shape, dtype=bound.node.type.dtype, device=tape.device)
                 tape.values[step.node] = like
                 return
-            output, saved = bound.rule.forward(bound.call, [tape.fetched[key] for key in bound.feeds])
+            output, saved = bound.rule.forward(bound.call, [tape.values[key] for key in bound.feeds])
         else:
             if step.stage == 0:
-                inputs = [tape.fetched[key] for key in bound.feeds]
+                inputs = [tape.values[key] for key in bound.feeds]
                 tape.stages[step.node] = bound.rule.forward_stages(bound.call, inputs)
             done = self._advance(tape, step)
             if done is None:
@@ -154,9 +167,7 @@ class Runner:
                     self._add_grads(tape, bound, bound.rule.backward(bound.call, saved, grad))
                 return
             if grad is None:
-                grad = torch.zeros(
-                    bound.call.writes.shape, dtype=bound.node.type.dtype, device=self._device(tape, bound)
-                )
+                grad = torch.zeros(bound.call.writes.shape, dtype=bound.node.type.dtype, device=tape.device)
             tape.stages[step.node] = bound.rule.backward_stages(bound.call, saved, grad)
         done = self._advance(tape, step)
         if done is not None:
@@ -171,9 +182,6 @@ class Runner:
         except StopIteration as end:
             del tape.stages[step.node]
             return end.value
-
-    def _device(self, tape: Tape, bound: Bound) -> torch.device:
-        return tape.likes[bound.feeds[0]].device if bound.feeds else torch.device("cpu")
 
     def _reduce(self, tape: Tape, step: Reduce) -> None:
         partial = tape.partial[step.node].contiguous()
@@ -196,16 +204,21 @@ class Runner:
     def _free(self, tape: Tape, step: Free) -> None:
         for name in step.names:
             tape.values.pop(name, None)
-            tape.fetched.pop(name, None)
 
     def _add_grads(self, tape: Tape, bound: Bound, grads: Sequence[Tensor | None]) -> None:
-        for key, grad, want in zip(bound.feeds, grads, bound.call.wanted, strict=True):
+        for key, grad, want, axes in zip(bound.feeds, grads, bound.call.wanted, bound.sums, strict=True):
             if want and grad is not None:
-                _add(tape.fetched_grads, key, grad)
+                if axes and key not in self.movers:
+                    _add(tape.leaf_grads, (key, axes), grad)
+                else:
+                    _add(tape.grads, key, grad)
 
     def _start_adjoint(self, tape: Tape, step: StartAdjoint) -> None:
-        grad = tape.fetched_grads.pop(step.fetch, None)
-        tape.moving[step.fetch] = self.movers[step.fetch].start_adjoint(grad, tape.likes[step.fetch], self.comm)
+        grad, mover = tape.grads.pop(step.fetch, None), self.movers[step.fetch]
+        if grad is None:  # this rank's part is empty, or does not depend on it
+            dtype = self.program.graph.types[self.program.fetches[step.fetch].value].dtype
+            grad = torch.zeros(mover.need.shape, dtype=dtype, device=tape.device)
+        tape.moving[step.fetch] = mover.start_adjoint(grad, self.comm)
 
     def _wait_adjoint(self, tape: Tape, step: WaitAdjoint) -> None:
         fetch = self.program.fetches[step.fetch]
@@ -223,10 +236,17 @@ class Runner:
 
     def _start_sum(self, tape: Tape, step: StartSum) -> None:
         bucket: Bucket = step.bucket
-        grads = [tape.leaf_grads.pop((name, bucket.axes)) for name in bucket.leaves]
+        grads = [self._leaf_grad(tape, name, bucket.axes) for name in bucket.leaves]
         flat = torch.cat([grad.reshape(-1) for grad in grads])
         handle = self.comm.all_reduce(flat, self.mesh.group(self.comm.rank, bucket.axes))
         tape.sums[bucket.number] = handle, grads, flat
+
+    def _leaf_grad(self, tape: Tape, name: str, axes: tuple[str, ...]) -> Tensor:
+        grad = tape.leaf_grads.pop((name, axes), None)
+        if grad is None:
+            type = self.program.graph.types[name]
+            grad = torch.zeros(type.shape, dtype=type.dtype, device=tape.device)
+        return grad
 
     def _wait_sum(self, tape: Tape, step: WaitSum) -> None:
         handle, grads, flat = tape.sums.pop(step.bucket.number)

@@ -7,7 +7,7 @@ reduced over the ranks that split the named indices.
 """
 
 import random
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -128,7 +128,7 @@ class Rule:
     def backward(self, call: Call, saved: Any, grad: Tensor) -> Grads:
         """This rank's contribution to the gradient of each input's region (None: not wanted, or zero)."""
         output, leaves = saved
-        if output.grad_fn is None:
+        if not output.requires_grad:
             return (None,) * len(call.wanted)
         grads = iter(torch.autograd.grad(output, leaves, grad, allow_unused=True))
         return tuple(next(grads) if want else None for want in call.wanted)
@@ -198,6 +198,6 @@ def rule_of(node: Node) -> Rule | None:
     return RULES.get(node.target.removeprefix("aten.")) or RULES.get(node.op)
 
 
-def torch_op(name: str) -> Callable[..., Tensor]:
+def torch_op(name: str) -> Any:
     """The function of `torch.ops.aten` by name."""
     return getattr(torch.ops.aten, name)

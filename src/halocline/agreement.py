@@ -1,0 +1,76 @@
+"""All ranks agree before any data moves, or all stop with an error that says what differs."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from .comm.comm import Comm
+from .errors import CaptureError, HaloclineError, PlanError, SignatureError, StepError
+
+Result = TypeVar("Result")
+KINDS = {kind.__name__: kind for kind in (CaptureError, PlanError, SignatureError, StepError)}
+
+
+def together(comm: Comm, what: str, make: Callable[[], Result]) -> Result:
+    """`make()`, unless it raises on any rank: then every rank raises, naming the rank and the cause."""
+    made: Result | None = None
+    error: Exception | None = None
+    try:
+        made = make()
+    except Exception as raised:
+        error = raised
+    failures = comm.all_gather_object(None if error is None else (type(error).__name__, str(error)))
+    if error is not None:
+        raise error
+    for rank, failure in enumerate(failures):
+        if failure is not None:
+            kind, text = failure
+            raise KINDS.get(kind, HaloclineError)(f"rank {rank} stopped at {what}: {kind}: {text}")
+    return made  # type: ignore[return-value]
+
+
+def agree(comm: Comm, facts: Mapping[str, str]) -> None:
+    """Raises SignatureError, on every rank, for the first fact that is not the same everywhere."""
+    digests = {what: hashlib.blake2b(fact.encode(), digest_size=16).hexdigest() for what, fact in facts.items()}
+    everyone = comm.all_gather_object(digests)
+    for what in facts:
+        if any(other[what] != everyone[0][what] for other in everyone):
+            shown = comm.all_gather_object(facts[what])
+            groups: dict[str, list[int]] = {}
+            for rank, fact in enumerate(shown):
+                groups.setdefault(fact, []).append(rank)
+            (first, at_first), (second, at_second), *_ = groups.items()
+            raise SignatureError(
+                f"the ranks disagree on {what}: {_ranks(at_first)} {_apart(first, second)}, "
+                f"{_ranks(at_second)} {_apart(second, first)}. Every rank must build the same model, with the same weights, "
+                "for the same global batch."
+            )
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:8]))}{', ...' if len(ranks) > 8 else ''}"
+
+
+def _apart(text: str, other: str) -> str:
+    """The first line in which `text` differs from `other`, shortened."""
+    lines, others = text.splitlines(), other.splitlines()
+    differing = next(
+        (a for a, b in zip(lines, others) if a != b), lines[len(others)] if len(lines) > len(others) else ""
+    )
+    return f"`{differing[:160]}`" if differing else "(nothing)"
+
+
+def fingerprint(module: nn.Module) -> str:
+    """A line for every parameter and buffer: name, shape, dtype, and a digest of its values."""
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    return "\n".join(f"{name}: {tuple(t.shape)} {t.dtype} values {_digest(t)}" for name, t in tensors)
+
+
+def _digest(tensor: Tensor) -> str:
+    if tensor.is_meta:
+        return "meta"
+    flat = tensor.detach().reshape(-1).cpu().contiguous()
+    return hashlib.blake2b(flat.view(torch.uint8).numpy().data, digest_size=8).hexdigest() if flat.numel() else ""
