@@ -1,4 +1,4 @@
-"""halocline: train an ordinary PyTorch CNN with every sample split over many processes, exactly as one process would."""
+"""Train an ordinary PyTorch CNN with every sample split over many processes, exactly as one process would."""
 
 from .errors import CaptureError, CommError, HaloclineError, PlanError, SignatureError, StepError
 

@@ -45,8 +45,8 @@ def agree(comm: Comm, facts: Mapping[str, str]) -> None:
             (first, at_first), (second, at_second), *_ = groups.items()
             raise SignatureError(
                 f"the ranks disagree on {what}: {_ranks(at_first)} {_apart(first, second)}, "
-                f"{_ranks(at_second)} {_apart(second, first)}. Every rank must build the same model, with the same weights, "
-                "for the same global batch."
+                f"{_ranks(at_second)} {_apart(second, first)}. Every rank must build the same model, "
+                "with the same weights, for the same global batch."
             )
 
 

@@ -135,15 +135,15 @@ class _Following:
                         votes.setdefault(axis, {}).setdefault(index, 0)
                         votes[axis][index] += type.nbytes
         chosen = {axis: max(sizes, key=lambda index: sizes[index]) for axis, sizes in votes.items()}
-        for index, wanted in self.default.items():
-            if indices.get(index, 0) >= self.mesh.parts(wanted) and not chosen.keys() & set(wanted):
-                chosen |= dict.fromkeys(wanted, index)
-                order.setdefault(index, wanted)
+        for index, default in self.default.items():
+            if indices.get(index, 0) >= self.mesh.parts(default) and not chosen.keys() & set(default):
+                chosen |= dict.fromkeys(default, index)
+                order.setdefault(index, default)
         split: dict[str, tuple[str, ...]] = {}
         for index in dict.fromkeys(chosen.values()):
-            axes = [axis for axis in order[index] if chosen.get(axis) == index]
-            axes += [axis for axis in self.mesh.names if chosen.get(axis) == index and axis not in axes]
-            split[index] = tuple(axes)
+            taken = [axis for axis in order[index] if chosen.get(axis) == index]
+            taken += [axis for axis in self.mesh.names if chosen.get(axis) == index and axis not in taken]
+            split[index] = tuple(taken)
         return split
 
     def _asked(self, node: Node, indices: Mapping[str, int], pattern: str, wanted: Split) -> Split:
@@ -152,6 +152,7 @@ class _Following:
             if index in indices and indices[index] < parts:
                 raise PlanError(
                     f"{node.where()}: index `{index}` (size {indices[index]}) cannot be split in {parts} as the plan "
-                    f"for `{pattern}` asks: {parts - indices[index]} parts would be empty. Use fewer parts, or leave it whole."
+                    f"for `{pattern}` asks: {parts - indices[index]} parts would be empty. "
+                    "Use fewer parts, or leave it whole."
                 )
         return {index: axes for index, axes in wanted.items() if index in indices}

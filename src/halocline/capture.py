@@ -213,8 +213,9 @@ class _Reader:
         self._refuse_seen_alias(node, old, later)
         functional = getattr(getattr(torch.ops.aten, target._schema.name[6:-1], None), target._overloadname, None)
         if functional is None or old in self.inputs or old in self.parameters:
-            raise CaptureError(f"{_origin(node)}: `{target}` changes {old} in place, which is not supported; use {target}'s "
-                               "out-of-place form")  # fmt: skip
+            raise CaptureError(
+                f"{_origin(node)}: `{target}` changes {old} in place, which is not supported; use its out-of-place form"
+            )
         self._add_call(node, functional, arguments)
         new = self.env[node]
         if self.types[new] != self.types[old]:
@@ -235,8 +236,8 @@ class _Reader:
             for argument in user.all_input_nodes:
                 if self.env.get(argument) in others:
                     raise CaptureError(
-                        f"{_origin(node)}: an in-place op changes a view, or something that has views, and `{argument}` "
-                        "shows the same memory and is used later. Use the op's out-of-place form."
+                        f"{_origin(node)}: an in-place op changes a view, or something that has views, and "
+                        f"`{argument}` shows the same memory and is used later. Use the op's out-of-place form."
                     )
 
     def _add_call(self, node: fx.Node, target: Any, arguments: dict[str, Any], output: int | None = None) -> None:

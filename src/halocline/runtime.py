@@ -43,8 +43,9 @@ class Tape:
     grads: dict[str, Tensor] = field(default_factory=dict)  # of both
     leaf_grads: dict[tuple[str, tuple[str, ...]], Tensor] = field(default_factory=dict)
     sums: dict[int, tuple[Handle, list[Tensor], Tensor]] = field(default_factory=dict)
-    device: torch.device = torch.device("cpu")
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     spent: bool = False
+    keep: bool = False  # whether values outlive their last reader
 
 
 @dataclass(frozen=True)
@@ -96,15 +97,19 @@ class Runner:
         return Bound(node, rule, call, self.program.feeds[node.name], sums)
 
     @torch.no_grad()
-    def forward(self, values: Mapping[str, Tensor]) -> tuple[list[Tensor], Tape]:
-        """This rank's part of every output, from its part of the inputs and the whole of all leaves."""
-        tape = Tape(values=dict(values), device=next(iter(values.values())).device)
+    def forward(self, values: Mapping[str, Tensor], keep: bool = False) -> tuple[list[Tensor], Tape]:
+        """This rank's part of every output, from its part of the inputs and the whole of all leaves.
+
+        With `keep` the tape holds this rank's part of every value afterwards, to be looked at.
+        """
+        tape = Tape(values=dict(values), keep=keep, device=next(iter(values.values())).device)
         self._run(self.forward_list, tape)
         graph = self.program.graph
         for buffer, value in graph.updates.items():
             values[buffer].copy_(tape.values[value])
         outputs = [tape.values[name] for name in graph.outputs]
-        tape.values.clear()
+        if not keep:
+            tape.values.clear()
         return outputs, tape
 
     @torch.no_grad()
@@ -122,7 +127,7 @@ class Runner:
     def _run(self, steps: Sequence[tuple[Callable[[Tape, Any], None], Instruction]], tape: Tape) -> None:
         step: Instruction | None = None
         try:
-            for do, step in steps:  # noqa: B007
+            for do, step in steps:
                 do(tape, step)
         except Exception as error:
             name = getattr(step, "node", None)
@@ -202,8 +207,9 @@ class Runner:
         return torch.stack(rows)
 
     def _free(self, tape: Tape, step: Free) -> None:
-        for name in step.names:
-            tape.values.pop(name, None)
+        if not tape.keep:
+            for name in step.names:
+                tape.values.pop(name, None)
 
     def _add_grads(self, tape: Tape, bound: Bound, grads: Sequence[Tensor | None]) -> None:
         for key, grad, want, axes in zip(bound.feeds, grads, bound.call.wanted, bound.sums, strict=True):

@@ -60,15 +60,17 @@ def parallelize(
 class _Prepared:
     """A program for one signature, bound to this rank and to the model's tensors."""
 
-    def __init__(self, graph: Graph, spec: pytree.TreeSpec, program: Program, runner: Runner, model: nn.Module) -> None:
+    def __init__(
+        self, graph: Graph, spec: pytree.TreeSpec, program: Program, runner: Runner, model: nn.Module, loss: Loss | None
+    ) -> None:
         self.graph, self.spec, self.program, self.runner = graph, spec, program, runner
         rank, layouts = runner.comm.rank, program.placement.layouts
         self.regions = tuple(layouts[name].region(rank) for name in graph.inputs)
-        self.owners = {name: _owner(model, path) for name, path in (*graph.parameters.items(), *graph.buffers.items())}
+        self._owners = owners(graph, model, loss)
 
     def leaves(self) -> dict[str, Tensor]:
         """The model's parameters and buffers as they are now, and the constants."""
-        return {name: getattr(*owner) for name, owner in self.owners.items()} | dict(self.graph.constants)
+        return {name: getattr(*owner) for name, owner in self._owners.items()} | dict(self.graph.constants)
 
     def check(self, parts: Sequence[Tensor]) -> None:
         if len(parts) != len(self.regions):
@@ -83,9 +85,21 @@ class _Prepared:
                 )
 
 
-def _owner(model: nn.Module, path: str) -> tuple[nn.Module, str]:
-    prefix, _, name = path.rpartition(".")
-    return model.get_submodule(prefix), name
+def owners(graph: Graph, model: nn.Module, loss: Loss | None) -> dict[str, tuple[nn.Module, str]]:
+    """For each parameter and buffer of the graph the module that holds it, and its name there."""
+    found = {}
+    for name, path in (*graph.parameters.items(), *graph.buffers.items()):
+        prefix, _, attribute = path.rpartition(".")
+        if isinstance(loss, nn.Module) and (prefix + ".").startswith("loss.") and not hasattr(model, "loss"):
+            found[name] = loss.get_submodule(prefix.removeprefix("loss").lstrip(".")), attribute
+        else:
+            found[name] = model.get_submodule(prefix), attribute
+    return found
+
+
+def leaves_of(graph: Graph, model: nn.Module, loss: Loss | None) -> dict[str, Tensor]:
+    """The tensors of `model` and `loss` that the graph names, and its constants."""
+    return {name: getattr(*owner) for name, owner in owners(graph, model, loss).items()} | dict(graph.constants)
 
 
 class _Run(torch.autograd.Function):
@@ -109,8 +123,8 @@ class Step(nn.Module):
     """A model that runs split over all ranks. Made by `parallelize`.
 
     `step(*parts)` takes this rank's part of every batch tensor (`step.regions`, or `step.scatter(*whole)`) and returns
-    the global loss, the same on every rank; `backward()` leaves the global gradients on the model's parameters, complete
-    and equal on all ranks. Parameters, `state_dict`, `train()` and `eval()` are the model's own.
+    the global loss, the same on every rank; `backward()` leaves the global gradients on the model's parameters,
+    complete and equal on all ranks. Parameters, `state_dict`, `train()` and `eval()` are the model's own.
     """
 
     def __init__(
@@ -186,6 +200,18 @@ class Step(nn.Module):
             mover = Mover(Transfer(layout, everything, frozenset()), self.comm.rank)
             wholes.append(mover.finish(mover.start(part.detach(), self.comm)))
         return pytree.tree_unflatten(wholes, prepared.spec)
+
+    def leaves(self) -> dict[str, Tensor]:
+        """The model's parameters and buffers, by their names in the current program's graph."""
+        return self._prepared().leaves()
+
+    @torch.no_grad()
+    def values_of(self, *parts: Tensor) -> dict[str, Tensor]:
+        """This rank's part of every value of the graph, for looking at: one forward pass that frees nothing."""
+        prepared = self._prepared()
+        prepared.check(parts)
+        _, tape = prepared.runner.forward(prepared.leaves() | dict(zip(prepared.graph.inputs, parts)), keep=True)
+        return tape.values
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -289,25 +315,14 @@ class Step(nn.Module):
             },
         )
         runner = Runner(program, self.comm, self.noise)
-        return _Prepared(graph, spec, program, runner, _Named(self.model, self.loss))
+        return _Prepared(graph, spec, program, runner, self.model, self.loss)
 
     def _check_loss(self, graph: Graph) -> None:
         if self.loss is None:
             return
         types = [graph.types[name] for name in graph.outputs]
         if len(types) != 1 or types[0].numel != 1 or not types[0].differentiable:
-            raise StepError(f"the loss must be one scalar of a floating-point dtype, but it is {', '.join(map(str, types))}; "
-                            "reduce it with a mean or a sum")  # fmt: skip
-
-
-class _Named(nn.Module):
-    """Finds submodules by the names in a graph: the model's own, and the loss's below `loss`."""
-
-    def __init__(self, model: nn.Module, loss: Loss | None) -> None:
-        super().__init__()
-        self.model, self.loss = model, loss
-
-    def get_submodule(self, target: str) -> nn.Module:
-        if target.split(".")[0] == "loss" and isinstance(self.loss, nn.Module):
-            return self.loss.get_submodule(target.removeprefix("loss").lstrip("."))
-        return self.model.get_submodule(target)
+            raise StepError(
+                f"the loss must be one scalar of a floating-point dtype, but it is {', '.join(map(str, types))}; "
+                "reduce it with a mean or a sum"
+            )
