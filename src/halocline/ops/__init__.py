@@ -1,6 +1,19 @@
 """The rules, one file for each family of ops. Importing this package registers them all."""
 
-from . import concat, conv, fallback, pad, pixel, pointwise, pool, shape
+from . import batch_norm, concat, conv, expand, fallback, pad, pixel, pointwise, pool, shape, slice
 from .fallback import rule_for
 
-__all__ = ["concat", "conv", "fallback", "pad", "pixel", "pointwise", "pool", "rule_for", "shape"]
+__all__ = [
+    "batch_norm",
+    "concat",
+    "conv",
+    "expand",
+    "fallback",
+    "pad",
+    "pixel",
+    "pointwise",
+    "pool",
+    "rule_for",
+    "shape",
+    "slice",
+]
