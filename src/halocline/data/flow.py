@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-EDDIES, PULSES, SHEARS = 16, 5, 2
+EDDIES, PULSES, SHEARS = 12, 4, 2
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def draw_flow(rng: np.random.Generator, size: int) -> Flow:
     eddies = []
     for _ in range(EDDIES):
         radius = size * rng.uniform(0.08, 0.22)
-        turn = rng.choice((-1.0, 1.0)) * rng.uniform(0.5, 1.3) * math.sqrt(2.0 * radius)
+        turn = rng.choice((-1.0, 1.0)) * rng.uniform(0.6, 1.4) * math.sqrt(2.0 * radius)
         eddies.append(swirl(radius, turn, 0.4 * turn, 2.0 * math.pi * rng.uniform(0.5, 1.5)))
     pulses = []
     for _ in range(PULSES):

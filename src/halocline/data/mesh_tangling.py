@@ -43,8 +43,8 @@ class Channel:
 
 # Centres and spreads are about the mean and the standard deviation over meshes of 64 to 512 cells a side.
 CHANNELS: tuple[Channel, ...] = (
-    Channel("density", 0.0, 8.0, 1.4, 1.0),
-    Channel("pressure", 0.0, 10.0, 1.3, 1.5),
+    Channel("density", 0.0, 8.0, 1.4, 0.8),
+    Channel("pressure", 0.0, 10.0, 1.2, 1.0),
     Channel("speed", 0.0, 0.1, 0.018, 0.014),
     Channel("volume fraction", 0.0, 1.0, 0.25, 0.43),
     Channel("area", -1.0, 4.0, 1.0, 0.4),

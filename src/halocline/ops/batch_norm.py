@@ -1,0 +1,157 @@
+"""Batch normalisation, with the statistics of the mini-batch, of each sample group, or of each rank's own block."""
+
+import random
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import PlanError
+from ..graph import Node
+from .channels import along_channels, gradient_sums, standardised, statistics_dtype, through_statistics
+from .moments import local_moments
+from .rule import Call, Example, Reduction, Signature, StagedRule, Stages, index_names, register, torch_op
+
+STATISTICS = ("global", "spatial", "local")
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What the backward pass needs: the input itself, and [C] statistics."""
+
+    x: Tensor
+    weight: Tensor
+    mean: Tensor
+    variance: Tensor
+    count: Tensor
+
+
+class BatchNorm(StagedRule):
+    """Moments of each part, merged over the ranks by Chan et al. (1979); then each rank normalises its part.
+
+    The attribute `statistics` (set by a plan, Dryden et al. 2019) says over which ranks: `global`, the default, gives
+    what one process gives; `spatial` merges over the ranks that share samples; `local` does not merge.
+    Running statistics end equal on all ranks: of several groups they take the mean, weighted by count.
+    """
+
+    def signature(self, node: Node) -> Signature:
+        names = index_names(len(node.type.shape))
+        if _statistics(node) not in STATISTICS:
+            raise PlanError(
+                f"{node.where()}: batch norm statistics {node['statistics']!r} are not known; "
+                f"there are {', '.join(STATISTICS)}"
+            )
+        # Running statistics are updated where they lie, whole on every rank: each must know all channels.
+        channel = None if _updates(node) else "c"
+        dims = (names[0], channel, *names[2:])
+        indices = {name: size for name, size in zip(dims, node.type.shape) if name}
+        return Signature(indices, (dims, *((channel,) for _ in node.inputs[1:])), dims)
+
+    def reductions(self, node: Node) -> tuple[Reduction, ...]:
+        if not node["training"]:
+            return ()
+        merged, others = _over(node)
+        reductions = (Reduction("moments", merged),) if merged else ()
+        return (*reductions, Reduction("sum", others)) if others and _updates(node) else reductions
+
+    def grad_reductions(self, node: Node) -> tuple[Reduction, ...]:
+        merged, _ = _over(node)
+        return (Reduction("sum", merged),) if merged and node["training"] else ()
+
+    def forward_stages(self, call: Call, inputs: Sequence[Tensor]) -> Stages:
+        x = inputs[0]
+        dtype = statistics_dtype(x)
+        running = [call.given(inputs, "running_mean"), call.given(inputs, "running_var")]
+        if call["training"]:
+            merged, _ = _over(call.node)
+            moments = local_moments(x, [dim for dim in range(x.dim()) if dim != 1]).flatten(1)
+            if merged:
+                moments = yield moments
+            count, mean, squares = moments.unbind()
+            variance = squares / count.clamp(min=1)
+            if running[0] is not None and running[1] is not None:
+                yield from self._update(call, running[0], running[1], moments)
+        else:
+            if running[0] is None or running[1] is None:
+                raise PlanError(f"{call.node.where()}: batch norm in evaluation mode has no running statistics to use")
+            mean, variance = running[0].clone(), running[1].clone()
+            count = torch.zeros_like(mean)
+        mean, variance, count = mean.to(dtype), variance.to(dtype), count.to(dtype)
+        weight, bias = call.given(inputs, "weight"), call.given(inputs, "bias")
+        weight = torch.ones_like(mean) if weight is None else weight.to(dtype)
+        bias = torch.zeros_like(mean) if bias is None else bias.to(dtype)
+        output = standardised(x, mean, variance, call["eps"], weight, bias)
+        return output, Saved(x, weight, mean, variance, count) if any(call.wanted) else None
+
+    def _update(self, call: Call, running_mean: Tensor, running_var: Tensor, moments: Tensor) -> Generator[Tensor, Tensor, None]:
+        """Moves the running statistics, in place, by `momentum` towards those of the mini-batch."""
+        _, others = _over(call.node)
+        count, mean, squares = moments
+        unbiased = squares / (count - 1).clamp(min=1)
+        if others:
+            weighted = yield torch.stack([count, count * mean, count * unbiased])
+            total = weighted[0].clamp(min=1)
+            mean, unbiased = weighted[1] / total, weighted[2] / total
+        momentum = call["momentum"]
+        for buffer, value in ((running_mean, mean), (running_var, unbiased)):
+            buffer.copy_(buffer * (1 - momentum) + momentum * value)
+
+    def backward_stages(self, call: Call, saved: Any, grad: Tensor) -> Stages:
+        x, mean, eps, training = saved.x, saved.mean, call["eps"], call["training"]
+        rstd = (saved.variance + eps).rsqrt()
+        scale = saved.weight * rstd
+        sums = mean.new_zeros(2, x.shape[1])
+        if training or any(call.wanted[1:]):
+            sums = gradient_sums(grad, x, mean, rstd)
+        total = sums
+        if training and _over(call.node)[0]:
+            total = yield sums.clone()
+        grads: list[Tensor | None] = [None] * len(call.wanted)
+        if call.wanted[0] and training:
+            means = total / saved.count.clamp(min=1)
+            grads[0] = through_statistics(grad, x, mean, saved.variance, eps, scale, means)
+        elif call.wanted[0]:
+            grads[0] = grad * along_channels(scale.to(grad.dtype), grad)
+        for role, value in (("weight", sums[1]), ("bias", sums[0])):
+            if role in call.named and call.wanted[call.named[role]]:
+                grads[call.named[role]] = value.to(call.node.input_types[call.named[role]].dtype)
+        return tuple(grads)
+
+    def example(self, rng: random.Random) -> Example:
+        shape = [rng.randint(1, 5), rng.randint(1, 4), *(rng.randint(1, 7) for _ in range(rng.randint(0, 3)))]
+        if shape[0] * len(shape) == 2 or all(size == 1 for size in (shape[0], *shape[2:])):
+            shape[0] = 2
+        x = torch.randn(shape, dtype=torch.float64) * rng.choice((1, 1, 5)) + rng.choice((0, 0, 1000))
+
+        def channels(given: float) -> Tensor | None:
+            return torch.rand(shape[1], dtype=torch.float64) + 0.5 if rng.random() < given else None
+
+        mean = channels(0.5)
+        variance = None if mean is None else channels(1)
+        if rng.random() < 0.3 and x.dim() == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        # Evaluation mode has tests of its own: torch gives running statistics that are not updated no gradient.
+        momentum, eps = rng.choice((0.1, 1.0)), rng.choice((1e-5, 1e-3))
+        args = (x, channels(0.8), channels(0.8), mean, variance, True, momentum, eps, True)
+        return Example(torch_op("batch_norm").default, args)
+
+
+def _statistics(node: Node) -> str:
+    return str(node.attrs.get("statistics", "global"))
+
+
+def _updates(node: Node) -> bool:
+    return bool(node["training"]) and node.position("running_mean") is not None
+
+
+def _over(node: Node) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The indices over which moments are merged, and the others that tell apart the groups they are merged in."""
+    sample, _, *space = index_names(len(node.type.shape))
+    everything = (sample, *space)
+    merged = {"global": everything, "spatial": tuple(space), "local": ()}[_statistics(node)]
+    return merged, tuple(name for name in everything if name not in merged)
+
+
+register(BatchNorm(), "batch_norm")
