@@ -1,6 +1,6 @@
 """The rules, one file for each family of ops. Importing this package registers them all."""
 
-from . import batch_norm, concat, conv, expand, fallback, pad, pixel, pointwise, pool, shape, slice
+from . import batch_norm, concat, conv, expand, fallback, linear, matmul, pad, pixel, pointwise, pool, shape, slice
 from .fallback import rule_for
 
 __all__ = [
@@ -9,6 +9,8 @@ __all__ = [
     "conv",
     "expand",
     "fallback",
+    "linear",
+    "matmul",
     "pad",
     "pixel",
     "pointwise",

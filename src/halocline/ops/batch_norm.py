@@ -85,7 +85,9 @@ class BatchNorm(StagedRule):
         output = standardised(x, mean, variance, call["eps"], weight, bias)
         return output, Saved(x, weight, mean, variance, count) if any(call.wanted) else None
 
-    def _update(self, call: Call, running_mean: Tensor, running_var: Tensor, moments: Tensor) -> Generator[Tensor, Tensor, None]:
+    def _update(
+        self, call: Call, running_mean: Tensor, running_var: Tensor, moments: Tensor
+    ) -> Generator[Tensor, Tensor, None]:
         """Moves the running statistics, in place, by `momentum` towards those of the mini-batch."""
         _, others = _over(call.node)
         count, mean, squares = moments
