@@ -14,7 +14,7 @@ from .agreement import agree, fingerprint, together
 from .byhand import plan_by_hand
 from .capture import Loss, capture
 from .comm.comm import Comm
-from .comm.launch import connect
+from .comm.connect import connect
 from .errors import SignatureError, StepError
 from .exchange import Mover
 from .graph import Graph

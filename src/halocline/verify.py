@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from .capture import Loss
 from .comm.comm import Comm
-from .comm.launch import connect
+from .comm.connect import connect
 from .graph import Graph, Node
 from .ops import rule_for
 from .ops.call_op import call_op
