@@ -1,0 +1,85 @@
+"""Options that several commands share."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from halocline.errors import HaloclineError, PlanError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from halocline.models.zoo import Entry
+    from halocline.step import PlanSpec
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+DTYPES = {"fp32": "float32", "fp64": "float64", "bf16": "bfloat16", "fp16": "float16"}
+
+OPTIONS = (
+    click.argument("model"),
+    click.option("--ranks", type=click.IntRange(1), help="Start this many ranks on this host (default: one)."),
+    click.option("--plan", default="spatial", show_default=True, metavar="PLAN",
+                 help="sample, spatial, numbers as in n=2,h=2, or a JSON file: a plan, or a split per module."),
+    click.option("--size", type=click.IntRange(1), help="Width of a sample (default: the model's usual one)."),
+    click.option("--width", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True,
+                 help="Times the model's usual number of channels."),
+    click.option("--batch", type=click.IntRange(1), help="Samples in a batch."),
+    click.option("--seed", type=int, default=0, show_default=True, help="Of the weights and the data."),
+    click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout, and nothing else there."),
+    click.option("--columns", type=int, hidden=True),  # of the terminal that ranks started by this command write to
+)  # fmt: skip
+
+
+def model_options(command: Command) -> Command:
+    """MODEL and the options that say which net, how large, and how it is split."""
+    for option in reversed(OPTIONS):
+        command = option(command)
+    return command
+
+
+def dtype_option(default: str) -> Callable[[Command], Command]:
+    return click.option("--dtype", type=click.Choice(list(DTYPES)), default=default, show_default=True)
+
+
+def dtype_of(name: str) -> "torch.dtype":
+    import torch
+
+    found: torch.dtype = getattr(torch, DTYPES[name])
+    return found
+
+
+def plan_of(text: str) -> "PlanSpec":
+    """A phrase as it is; a plan, or a dict from patterns of module names to phrases, from a JSON file.
+
+    Raises PlanError for a file that is neither.
+    """
+    from halocline.placement import Plan
+
+    path = Path(text)
+    if path.suffix != ".json" and not path.is_file():
+        return text
+    try:
+        content = path.read_text()
+        document = json.loads(content)
+    except (OSError, ValueError) as error:
+        raise PlanError(f"--plan {text}: the file cannot be read as JSON: {error}") from error
+    if isinstance(document, Mapping) and "halocline_plan" not in document:
+        if all(isinstance(phrase, str) for phrase in document.values()):
+            return document
+        raise PlanError(f"--plan {text}: neither a plan nor a dict from patterns of module names to splits")
+    return Plan.from_json(content)
+
+
+def build(entry: "Entry", size: int, width: float, dtype: "torch.dtype", seed: int) -> "nn.Module":
+    """The entry's model with the weights of `seed`. Raises HaloclineError for a size that the model cannot have."""
+    import torch
+
+    torch.manual_seed(seed)
+    try:
+        return entry.build(size, width).to(dtype)
+    except ValueError as error:
+        raise HaloclineError(str(error)) from error

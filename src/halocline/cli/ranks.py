@@ -1,0 +1,67 @@
+"""The ranks of a command: started by it when it was started alone, else those it was started with."""
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NoReturn
+
+import click
+
+from halocline.errors import CommError, HaloclineError
+
+if TYPE_CHECKING:
+    from halocline.comm.comm import Comm
+
+SHOW_CURSOR = "\x1b[?25h"
+_joined: "Comm | None" = None
+
+
+def relaunched(ranks: int | None, arguments: Sequence[str]) -> int | None:
+    """The exit code of `ranks` ranks that ran this command with `arguments`; None when this process is a rank itself.
+
+    Raises UsageError when the process was started as one of another number of ranks.
+    """
+    from halocline.comm.connect import find_start
+    from halocline.comm.launch import launch
+
+    start = find_start(os.environ)
+    if start.by != "hand":
+        if ranks not in (None, start.size):
+            raise click.UsageError(f"--ranks {ranks}, but {start.by} started {start.size} ranks. Leave --ranks out.")
+        return None
+    if ranks in (None, 1):
+        return None
+    terminal = ["--columns", str(os.get_terminal_size(2).columns)] if sys.stderr.isatty() else []
+    status = launch([sys.executable, "-m", "halocline.cli.main", *arguments, *terminal], ranks)
+    if status and terminal:
+        sys.stderr.write(SHOW_CURSOR)  # a rank that was stopped could not
+    return status
+
+
+@contextmanager
+def joined() -> Iterator["Comm"]:
+    """The `Comm` of this rank; an error inside ends all ranks, and is told by one of them."""
+    global _joined
+    from halocline.comm.connect import connect
+
+    comm = _joined = connect()
+    try:
+        yield comm
+    except HaloclineError as error:
+        # All but CommError are raised on every rank at once, or were already passed on by the step.
+        if comm.rank != 0 and not isinstance(error, CommError):
+            leave(1)
+        raise
+    except Exception as error:
+        comm.fail(f"{type(error).__name__}: {error}")
+        raise
+
+
+def leave(status: int) -> NoReturn:
+    """Ends this process. A rank that fails does not wait for the others to end their communication with it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if status and _joined is not None and _joined.size > 1:
+        os._exit(status)
+    sys.exit(status)
