@@ -12,7 +12,7 @@ Slices = tuple[slice, ...]
 
 def outermost(x: Tensor) -> int:
     """The dim along which `x` lies farthest apart in memory."""
-    return max((dim for dim, size in enumerate(x.shape) if size > 1), key=lambda dim: (x.stride(dim), -dim))
+    return max(range(x.dim()), key=lambda dim: (x.shape[dim] > 1, x.stride(dim), -dim))
 
 
 def block_count(x: Tensor) -> int:

@@ -33,11 +33,11 @@ def local_moments(x: Tensor, dims: Sequence[int]) -> Tensor:
         variance, mean = torch.var_mean(_wide(x), tuple(dims), correction=0, keepdim=True)
         count = prod(x.shape[dim] for dim in dims)
         return torch.stack([torch.full_like(mean, count), mean, variance * count]).double()
-    count = block_count(x)
-    if count == 1:
-        return _of_block(x, tuple(dims))
-    outer = outermost(x)
-    rows = [local_moments(part, dims) for part in x.tensor_split(min(count, x.shape[outer]), outer)]
+    outer, count = outermost(x), block_count(x)
+    parts = x.tensor_split(min(count, x.shape[outer]), outer)
+    if block_count(parts[0]) == 1:
+        return _of_blocks(parts, tuple(dims), outer)
+    rows = [local_moments(part, dims) for part in parts]
     return merge_moments(torch.stack(rows)) if outer in dims else torch.cat(rows, outer + 1)
 
 
@@ -52,19 +52,31 @@ def _of_points(x: Tensor, dims: Sequence[int]) -> Tensor:
     return torch.stack([torch.ones_like(mean), mean, torch.zeros_like(mean)])
 
 
-def _of_block(x: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """Sums of deviations from a guess at the mean, itself the mean of a slab of the block.
+def _of_blocks(parts: Sequence[Tensor], dims: tuple[int, ...], outer: int) -> Tensor:
+    """The moments of `parts`, which follow each other along dim `outer`, together."""
+    if outer in dims:
+        sums = torch.stack([_sums(part, dims) for part in parts], 1)
+        counts = [prod(part.shape[dim] for dim in dims) for part in parts]
+        count = torch.tensor(counts, dtype=torch.float64, device=sums.device).view(-1, *(1,) * (sums.dim() - 2))
+    else:
+        sums = torch.cat([_sums(part, dims) for part in parts], outer + 1)
+        count = sums.new_full((), prod(parts[0].shape[dim] for dim in dims), dtype=torch.float64)
+    guess, rest, squares = sums.double().unbind()
+    shift = rest / count
+    moments = torch.stack([count.expand_as(shift), guess + shift, (squares - rest * shift).clamp_(min=0)])
+    return merge_moments(moments.transpose(0, 1)) if outer in dims else moments
 
-    That costs one pass less than the exact mean, and is as safe: if the mean of a sixteenth of the data is far from
-    that of the whole, so are the data, and of their squares at most four bits cancel.
+
+def _sums(x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """A guess at the mean, and the sums of the deviations from it and of their squares: [3, ...].
+
+    The guess is the mean of a slab of the block. That costs one pass less than the exact mean, and is as safe: if the
+    mean of a sixteenth of the data is far from that of the whole, so are the data, and of their squares at most four
+    bits cancel.
     """
     x = _wide(x)
-    count = prod(x.shape[dim] for dim in dims)
     longest = max(dims, key=lambda dim: x.shape[dim])
     guess = x.narrow(longest, 0, -(-x.shape[longest] // 16)).mean(dims, keepdim=True)
     deviation = x - guess
-    rest = deviation.sum(dims, keepdim=True).double()
-    squares = deviation.mul_(deviation).sum(dims, keepdim=True).double()
-    shift = rest / count
-    moved = (squares - rest * shift).clamp_(min=0)
-    return torch.stack([torch.full_like(shift, count), guess.double() + shift, moved])
+    rest = deviation.sum(dims, keepdim=True)
+    return torch.stack([guess, rest, deviation.mul_(deviation).sum(dims, keepdim=True)])
