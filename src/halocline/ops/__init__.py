@@ -2,29 +2,35 @@
 
 from . import (
     adaptive_pool,
+    attention,
     batch_norm,
     concat,
     conv,
     expand,
     fallback,
+    grid,
     linear,
     matmul,
     pad,
     pixel,
     pointwise,
     pool,
+    scan,
     shape,
+    shift,
     slice,
 )
 from .fallback import rule_for
 
 __all__ = [
     "adaptive_pool",
+    "attention",
     "batch_norm",
     "concat",
     "conv",
     "expand",
     "fallback",
+    "grid",
     "linear",
     "matmul",
     "pad",
@@ -32,6 +38,8 @@ __all__ = [
     "pointwise",
     "pool",
     "rule_for",
+    "scan",
     "shape",
+    "shift",
     "slice",
 ]

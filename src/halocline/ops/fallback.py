@@ -49,4 +49,4 @@ def rule_for(node: Node) -> Rule:
     return rule_of(node) or REPLICATED
 
 
-register(SampleWise(), "lp_pool2d", "fractional_max_pool2d", "im2col", "col2im", "affine_grid_generator")
+register(SampleWise(), "lp_pool2d", "fractional_max_pool2d", "im2col", "col2im")
