@@ -8,6 +8,7 @@ from . import (
     conv,
     conv_transpose,
     expand,
+    extrema,
     fallback,
     grid,
     linear,
@@ -16,10 +17,13 @@ from . import (
     pixel,
     pointwise,
     pool,
+    reduce,
     scan,
     shape,
     shift,
     slice,
+    variance,
+    vector_norm,
 )
 from .fallback import rule_for
 
@@ -31,6 +35,7 @@ __all__ = [
     "conv",
     "conv_transpose",
     "expand",
+    "extrema",
     "fallback",
     "grid",
     "linear",
@@ -39,9 +44,12 @@ __all__ = [
     "pixel",
     "pointwise",
     "pool",
+    "reduce",
     "rule_for",
     "scan",
     "shape",
     "shift",
     "slice",
+    "variance",
+    "vector_norm",
 ]
