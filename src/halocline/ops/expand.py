@@ -117,6 +117,59 @@ class RepeatInterleave(Rule):
         return Example(aten("aten.repeat_interleave.self_int"), (x, rng.randint(1, 3), dim))
 
 
+class OneHot(Rule):
+    """Classes as rows of zeros and a one: a new dim at the end, which is written whole."""
+
+    def signature(self, node: Node) -> Signature:
+        names = index_names(len(node.type.shape))[:-1]
+        return Signature(dict(zip(names, node.type.shape)), (names,), (*names, None))
+
+    def run(self, call: Call, *inputs: Tensor) -> Tensor:
+        # The number of classes of the whole tensor: a part may lack the highest.
+        return torch.nn.functional.one_hot(inputs[0], call.node.type.shape[-1])
+
+    def example(self, rng: random.Random) -> Example:
+        shape = [rng.randint(1, 4) for _ in range(rng.randint(0, 4))]
+        return Example(aten("aten.one_hot.default"), (torch.randint(5, shape), rng.choice((-1, 5, 7))))
+
+
+class MeshGrid(Rule):
+    """One tensor [A] shown along its own dim of the grid of all; of the others nothing is read."""
+
+    def signature(self, node: Node) -> Signature:
+        names = index_names(len(node.type.shape))
+        inputs: list[tuple[str | None, ...]] = [(None,) * len(type.shape) for type in node.input_types]
+        if inputs[self._shown(node)]:
+            inputs[self._shown(node)] = (names[self._dim(node)],)
+        return Signature(dict(zip(names, node.type.shape)), tuple(inputs), names)
+
+    def reads(self, node: Node, at: At) -> tuple[Region, ...]:
+        shown = self._shown(node)
+        return tuple(
+            region if number == shown else nothing(type)
+            for number, (region, type) in enumerate(zip(super().reads(node, at), node.input_types))
+        )
+
+    def run(self, call: Call, *inputs: Tensor) -> Tensor:
+        x, dim = inputs[self._shown(call.node)], self._dim(call.node)
+        return x.reshape([-1 if d == dim else 1 for d in range(len(inputs))]).expand(call.writes.shape)
+
+    def _shown(self, node: Node) -> int:
+        assert node.output is not None
+        return node.output
+
+    def _dim(self, node: Node) -> int:
+        shown = self._shown(node)
+        return 1 - shown if node.attrs.get("indexing") == "xy" and shown < 2 <= len(node.inputs) else shown
+
+    def example(self, rng: random.Random) -> Example:
+        tensors = [
+            torch.randn([rng.randint(1, 5)] if rng.random() < 0.8 else [], dtype=torch.float64)
+            for _ in range(rng.randint(1, 4))
+        ]
+        return Example(aten("aten.meshgrid.indexing"), (tensors,), {"indexing": rng.choice(("ij", "xy"))})
+
+
 class Filled(Rule):
     """One number everywhere: nothing is read but that number, where it is a tensor, and the shape of the part."""
 
@@ -178,5 +231,7 @@ class Copy(Rule):
 register(Expand(), *EXPANDING)
 register(Repeat(), "repeat", "tile")
 register(RepeatInterleave(), "repeat_interleave.self_int")
+register(OneHot(), "one_hot")
+register(MeshGrid(), "meshgrid")
 register(Filled(), *FILLING)
 register(Copy(), "copy")

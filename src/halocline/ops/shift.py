@@ -1,4 +1,4 @@
-"""Entries that change places along a dim: flips, rolls, differences of neighbours, triangles."""
+"""Entries that change places along a dim: flips, turns, rolls, differences of neighbours, triangles."""
 
 import random
 
@@ -7,43 +7,56 @@ from torch import Tensor
 
 from ..graph import Node
 from ..region import Interval, Region
-from .call_op import aten
+from .call_op import aten, call_op
 from .intervals import replaced
 from .rule import At, Call, Example, Rule, Signature, index_names, register
 
-FLIPS = ("flip", "fliplr", "flipud")
+FLIPS = ("flip", "fliplr", "flipud", "rot90")
 
 
 class Flip(Rule):
     """A part reads the mirrored interval, counted from the other end of the whole tensor."""
 
     def signature(self, node: Node) -> Signature:
-        names = index_names(len(node.type.shape))
-        return Signature(dict(zip(names, node.type.shape)), (names,), names)
+        shape = node.input_types[0].shape
+        names = index_names(len(shape))
+        output = list(names)
+        if node.op == "rot90" and node["k"] % 2:
+            one, other = node["dims"]
+            output[one], output[other] = output[other], output[one]
+        return Signature(dict(zip(names, shape)), (names,), tuple(output))
 
     def reads(self, node: Node, at: At) -> tuple[Region, ...]:
         (region,) = super().reads(node, at)
-        for dim in _flipped(node):
-            size, (first, last) = node.type.shape[dim], region.intervals[dim]
+        for dim in _mirrored(node):
+            size, (first, last) = node.input_types[0].shape[dim], region.intervals[dim]
             region = replaced(region, dim, (size - last, size - first))
         return (region,)
 
     def run(self, call: Call, *inputs: Tensor) -> Tensor:
-        return inputs[0].flip(_flipped(call.node))
+        return call_op(call.node, inputs)
 
     def example(self, rng: random.Random) -> Example:
         op, rank = rng.choice(("flip", *FLIPS)), rng.randint(2, 5)
         x = torch.randn([rng.randint(1, 6) for _ in range(rank)], dtype=torch.float64)
-        if op != "flip":
-            return Example(aten(f"aten.{op}.default"), (x,))
         dims = [dim - rng.choice((0, rank)) for dim in rng.sample(range(rank), rng.randint(0, rank))]
-        return Example(aten("aten.flip.default"), (x, dims))
+        if op == "flip":
+            return Example(aten("aten.flip.default"), (x, dims))
+        if op == "rot90":
+            one, other = rng.sample(range(rank), 2)
+            return Example(aten("aten.rot90.default"), (x, rng.randint(-3, 6), [one, other - rng.choice((0, rank))]))
+        return Example(aten(f"aten.{op}.default"), (x,))
 
 
-def _flipped(node: Node) -> list[int]:
-    if node.op != "flip":
-        return [int(node.op == "fliplr")]
-    return [dim % len(node.type.shape) for dim in node["dims"]]
+def _mirrored(node: Node) -> list[int]:
+    """The dims of the input that are read backwards."""
+    rank = len(node.type.shape)
+    if node.op == "rot90":  # a quarter turn mirrors one dim and then exchanges both
+        one, other = (dim % rank for dim in node["dims"])
+        return [[], [other], [one, other], [one]][node["k"] % 4]
+    if node.op == "flip":
+        return [dim % rank for dim in node["dims"]]
+    return [int(node.op == "fliplr")]
 
 
 class Roll(Rule):
