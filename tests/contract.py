@@ -40,7 +40,7 @@ class Config:
     def __str__(self) -> str:
         placement = self.program.placement
         shapes = {name: tuple(value.shape) for name, value in self.values.items()}
-        return f"{placement.graph.nodes[0]}\n  inputs {shapes}\n  {str(placement.plan)}"
+        return f"{placement.graph.nodes[0]}\n  inputs {shapes}\n  {placement.plan!s}"
 
 
 def rules() -> dict[str, Rule]:
@@ -77,7 +77,6 @@ def draw(rule: Rule, rng: random.Random) -> Config:
     )
     changed = {name: value.clone() for name, value in values.items() if not _equal(value, before[name])}
     mesh = prime_mesh(rng.choice((1, 2, 2, 3, 3, 4, 4, 5, 6, 7, 8)))
-    indices = rule_for(node).signature(node).indices
     replicated = {name for name in values if name in changed or rng.random() < 0.2}
     graph = Graph(
         nodes=(node,),
@@ -88,13 +87,17 @@ def draw(rule: Rule, rng: random.Random) -> Config:
         updates={},
         types={"y": node.type, **{name: _type(value) for name, value in values.items()}},
     )
-    plan = Plan(
-        mesh,
-        {"y": _split(rng, mesh, list(indices))},
-        {name: _split(rng, mesh, list(range(len(type.shape)))) for name, type in graph.inputs.items()},
-    )
+    signature = rule_for(node).signature(node)
+    split = _split(rng, mesh, list(signature.indices))
+    inputs = {name: _split(rng, mesh, list(range(len(type.shape)))) for name, type in graph.inputs.items()}
+    if rng.random() < 0.5:  # laid out as the node reads it, so that only halos move
+        for name, dims in zip(node.inputs, signature.inputs):
+            inputs[name] = {dim: split[index] for dim, index in enumerate(dims) if index is not None and index in split}
+    plan = Plan(mesh, {"y": split}, {name: inputs[name] for name in graph.inputs})
     wanted = frozenset(name for name, value in values.items() if value.is_floating_point() and name not in changed)
-    return Config(example, before, changed, lower(Placement(graph, plan), wanted), output)
+    return Config(
+        example, before, changed, lower(Placement(graph, plan), wanted, rng.choice(("extend", "correct"))), output
+    )
 
 
 def _type(value: Tensor) -> TensorType:

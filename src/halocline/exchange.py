@@ -1,40 +1,56 @@
 """Moves local tensors along a `Transfer`: packs, exchanges, and puts or adds what comes in."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
 
-from .comm.comm import DONE, Comm, Handle
+from .comm.comm import DONE, Comm, Handle, Message
 from .region import Region
 from .transfer import Messages, Transfer
 
 
 @dataclass
 class Moving:
-    """An exchange under way: the handle, and the buffer that comes from each peer."""
+    """An exchange under way: its handle, the tensor it started from, and the buffer that comes from each peer."""
 
     handle: Handle
-    sent: list[tuple[int, Tensor]]
-    received: list[tuple[int, Tensor]]
     source: Tensor
+    received: list[Tensor]
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """The boxes in the message to or from one peer, cut out of a tensor that holds some outer region."""
+
+    peer: int
+    regions: tuple[Region, ...]
+    slices: tuple[tuple[slice, ...], ...]
+    size: int
 
 
 class Mover:
-    """One rank's part of a `Transfer`, with all slices worked out beforehand."""
+    """One rank's part of a `Transfer`, with all slices worked out beforehand.
 
-    def __init__(self, transfer: Transfer, rank: int) -> None:
+    On the wire the values of a box lie in the order of its dims, channels last where `channels_last` says that the
+    tensors lie so in memory: a halo of rows is then one block, sent and received without a copy.
+    """
+
+    def __init__(self, transfer: Transfer, rank: int, channels_last: bool = False) -> None:
         self.own, self.need = transfer.owns.region(rank), transfer.needs[rank]
         self.local, self.in_place = transfer.local, transfer.in_place
         forward, adjoint = transfer.route(rank), transfer.adjoint(rank)
         self.keeps = forward.keeps
         self.kept_own, self.kept_need = self.keeps.within(self.own), self.keeps.within(self.need)
-        self.out, self.into = _slices(forward.sends, self.own), _slices(forward.recvs, self.need)
-        self.back_out, self.back_into = _slices(adjoint.sends, self.need), _slices(adjoint.recvs, self.own)
+        self.out, self.into = _boxes(forward.sends, self.own), _boxes(forward.recvs, self.need)
+        self.back_out, self.back_into = _boxes(adjoint.sends, self.need), _boxes(adjoint.recvs, self.own)
+        self.channels_last = channels_last
 
     def start(self, own: Tensor, comm: Comm) -> Moving:
         """Sends what others need of `own`, the tensor of the region this rank owns."""
-        return _post(own, comm, self.out, self.into)
+        return self._post(own, [(boxes.peer, self._packed(own, boxes)) for boxes in self.out], self.into, comm)
 
     def finish(self, moving: Moving) -> Tensor:
         """The tensor of the region this rank needs; a view of what it owns where nothing else is needed."""
@@ -47,13 +63,23 @@ class Mover:
         need = empty_like(own, self.need)
         if not self.keeps.empty:
             need[self.kept_need] = own[self.kept_own]
-        for slices, piece in _pieces(moving, self.into):
+        for slices, _, piece in self._pieces(moving, self.into):
             need[slices] = piece
         return need
 
+    def kept(self, own: Tensor) -> Tensor:
+        """What this rank needs of what it owns, without a copy."""
+        return own if self.keeps == self.own else own[self.kept_own] if not self.keeps.empty else own[:0]
+
+    def finish_apart(self, moving: Moving) -> list[tuple[Region, Tensor]]:
+        """The boxes that this rank needs of others, each apart, instead of one tensor with what it owns."""
+        moving.handle.wait()
+        return [(region, piece) for _, region, piece in self._pieces(moving, self.into)]
+
     def start_adjoint(self, grad: Tensor, comm: Comm) -> Moving:
         """Sends the gradient of the needed region back to the owners."""
-        return _post(grad, comm, self.back_out, self.back_into)
+        sends = [(boxes.peer, self._packed(grad, boxes)) for boxes in self.back_out]
+        return self._post(grad, sends, self.back_into, comm)
 
     def finish_adjoint(self, moving: Moving) -> Tensor:
         """The gradient of the region this rank owns: its own share and what came in, added in the order of ranks."""
@@ -68,55 +94,86 @@ class Mover:
             total = empty_like(moving.source, self.own).zero_()
             if not self.keeps.empty:
                 total[self.kept_own] += moving.source[self.kept_need]
-        for slices, piece in _pieces(moving, self.back_into):
+        for slices, _, piece in self._pieces(moving, self.back_into):
             total[slices] += piece
         return total
 
+    def start_adjoint_apart(self, grads: Sequence[Tensor], like: Tensor, comm: Comm) -> Moving:
+        """Sends back the gradients of the boxes that `finish_apart` gave, in their order; `like` gives the dtype."""
+        counted = {boxes.peer for boxes in self.back_out}
+        sends, rest = [], list(grads)
+        for boxes in self.into:
+            mine, rest = rest[: len(boxes.regions)], rest[len(boxes.regions) :]
+            if boxes.peer in counted:
+                flat = [self._wire(grad).reshape(-1) for grad in mine]
+                sends.append((boxes.peer, _dense(flat[0] if len(flat) == 1 else torch.cat(flat))))
+        return self._post(like, sends, self.back_into, comm)
 
-Slices = list[tuple[int, list[tuple[tuple[slice, ...], tuple[int, ...]]]]]
+    def finish_adjoint_apart(self, moving: Moving, kept: Tensor) -> Tensor:
+        """The gradient of the region this rank owns, from that of what it kept (which is changed) and what came in."""
+        moving.handle.wait()
+        if self.keeps == self.own:
+            total = kept
+        else:
+            total = empty_like(kept, self.own).zero_()
+            if not self.keeps.empty:
+                total[self.kept_own] = kept
+        for slices, _, piece in self._pieces(moving, self.back_into):
+            total[slices] += piece
+        return total
+
+    def _post(self, source: Tensor, sends: list[Message], into: Sequence[Boxes], comm: Comm) -> Moving:
+        if not sends and not into:
+            return Moving(DONE, source, [])
+        received = [source.new_empty(boxes.size) for boxes in into]
+        handle = comm.exchange(sends, [(boxes.peer, buffer) for boxes, buffer in zip(into, received)])
+        return Moving(handle, source, received)
+
+    def _wire(self, tensor: Tensor) -> Tensor:
+        return tensor.movedim(1, -1) if self.channels_last and tensor.dim() >= 4 else tensor
+
+    def _packed(self, source: Tensor, boxes: Boxes) -> Tensor:
+        flat = [self._wire(source[slices]).reshape(-1) for slices in boxes.slices]
+        return _dense(flat[0] if len(flat) == 1 else torch.cat(flat))
+
+    def _pieces(self, moving: Moving, into: Sequence[Boxes]) -> list[tuple[tuple[slice, ...], Region, Tensor]]:
+        pieces = []
+        for buffer, boxes in zip(moving.received, into, strict=True):
+            start = 0
+            for slices, region in zip(boxes.slices, boxes.regions):
+                shape = region.shape
+                flat = buffer[start : start + region.size]
+                if self.channels_last and len(shape) >= 4:
+                    piece = flat.view(shape[0], *shape[2:], shape[1]).movedim(-1, 1)
+                else:
+                    piece = flat.view(shape)
+                pieces.append((slices, region, piece))
+                start += region.size
+        return pieces
 
 
-def _slices(messages: Messages, outer: Region) -> Slices:
-    return [(peer, [(box.within(outer), box.shape) for box in boxes]) for peer, boxes in messages]
+def _boxes(messages: Messages, outer: Region) -> tuple[Boxes, ...]:
+    return tuple(
+        Boxes(peer, regions, tuple(r.within(outer) for r in regions), sum(prod(r.shape) for r in regions))
+        for peer, regions in messages
+    )
 
 
-def _post(source: Tensor, comm: Comm, out: Slices, into: Slices) -> Moving:
-    if not out and not into:
-        return Moving(DONE, [], [], source)
-    sends = [(peer, _packed(source, boxes)) for peer, boxes in out]
-    recvs = [(peer, source.new_empty(sum(_count(shape) for _, shape in boxes))) for peer, boxes in into]
-    return Moving(comm.exchange(sends, recvs), sends, recvs, source)
+def _dense(flat: Tensor) -> Tensor:
+    """`flat` with stride 1: a tensor of one element may have any, which not every transport takes."""
+    return flat if flat.stride(0) == 1 else torch.empty_like(flat, memory_format=torch.contiguous_format).copy_(flat)
 
 
-def _packed(source: Tensor, boxes: list[tuple[tuple[slice, ...], tuple[int, ...]]]) -> Tensor:
-    if len(boxes) == 1:
-        return source[boxes[0][0]].contiguous().view(-1)
-    return torch.cat([source[slices].reshape(-1) for slices, _ in boxes])
-
-
-def _pieces(moving: Moving, into: Slices) -> list[tuple[tuple[slice, ...], Tensor]]:
-    pieces = []
-    for (_, buffer), (_, boxes) in zip(moving.received, into, strict=True):
-        start = 0
-        for slices, shape in boxes:
-            count = _count(shape)
-            pieces.append((slices, buffer[start : start + count].view(shape)))
-            start += count
-    return pieces
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
+def is_channels_last(tensor: Tensor) -> bool:
+    """Whether a 4-d or 5-d tensor lies channels last in memory, and not also in the order of its dims."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    format = formats.get(tensor.dim())
+    return format is not None and tensor.is_contiguous(memory_format=format) and not tensor.is_contiguous()
 
 
 def empty_like(tensor: Tensor, region: Region) -> Tensor:
     """An uninitialised tensor for `region` with `tensor`'s dtype, device and memory format."""
     format = torch.contiguous_format
-    if tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous():
-        format = torch.channels_last
-    if tensor.dim() == 5 and tensor.is_contiguous(memory_format=torch.channels_last_3d) and not tensor.is_contiguous():
-        format = torch.channels_last_3d
+    if is_channels_last(tensor):
+        format = torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
     return torch.empty(region.shape, dtype=tensor.dtype, device=tensor.device, memory_format=format)

@@ -3,14 +3,16 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from .graph import Graph, Node
 from .ops import rule_for
-from .ops.rule import Reduction, StagedRule
+from .ops.rule import AdditiveRule, Reduction, StagedRule
 from .placement import Placement
 from .transfer import Transfer
 
+Halo = Literal["auto", "extend", "correct"]
+CORRECT_BYTES = 2 << 20  # from this size of a rank's block on, copying it costs more than a few small calls
 BUCKET_BYTES = 4 << 20  # gradient sums start when this much is ready: large enough to reach full bandwidth
 
 
@@ -116,12 +118,14 @@ class Program:
     """What every rank does in a step.
 
     `feeds` gives, for each input of each node, the fetch that brings it, or the value itself where every rank owns
-    exactly what it needs.
+    exactly what it needs. `apart` names the nodes whose fetched boxes stay apart from what the rank owns, with the
+    fetch: they compute on the owned block first (stage 0) and then add what the boxes give (stage 1).
     """
 
     placement: Placement
     fetches: Mapping[str, Fetch]
     feeds: Mapping[str, tuple[str, ...]]
+    apart: Mapping[str, str]
     differentiable: frozenset[str]
     forward: tuple[Instruction, ...]
     backward: tuple[Instruction, ...]
@@ -148,26 +152,30 @@ class Program:
                 return f"  {name} {bucket.number} over {'*'.join(bucket.axes)}: {' '.join(bucket.leaves)}"
 
 
-def lower(placement: Placement, wanted: frozenset[str]) -> Program:
-    """The program of `placement` that leaves gradients for the leaves `wanted` (parameters and inputs of the batch)."""
-    return _Lowering(placement, wanted).program()
+def lower(placement: Placement, wanted: frozenset[str], halo: Halo = "auto") -> Program:
+    """The program of `placement` that leaves gradients for the leaves `wanted` (parameters and inputs of the batch).
+
+    `halo` says how a convolution applies its halo: `extend` copies block and halo into one tensor, `correct` convolves
+    the block alone and adds what the halo gives, `auto` takes the second for large blocks. Both are exact.
+    """
+    return _Lowering(placement, wanted, halo).program()
 
 
 class _Lowering:
-    def __init__(self, placement: Placement, wanted: frozenset[str]) -> None:
+    def __init__(self, placement: Placement, wanted: frozenset[str], halo: Halo) -> None:
         self.placement, self.graph, self.mesh = placement, placement.graph, placement.mesh
-        self.wanted = wanted
+        self.wanted, self.halo = wanted, halo
         self.fetches: dict[str, Fetch] = {}
         self.feeds: dict[str, tuple[str, ...]] = {}
+        self.apart: dict[str, str] = {}
         self.buckets = 0
         self.stages = {node.name: self._stages(node) for node in self.graph.nodes}
 
     def program(self) -> Program:
         self._fetch_all()
-        differentiable = self._differentiable
-        return Program(
-            self.placement, self.fetches, self.feeds, differentiable, tuple(self._forward()), tuple(self._backward())
-        )
+        self.apart = self._apart()
+        forward, backward = tuple(self._forward()), tuple(self._backward())
+        return Program(self.placement, self.fetches, self.feeds, self.apart, self._differentiable, forward, backward)
 
     def _stages(self, node: Node) -> tuple[tuple[Reduction, ...], tuple[Reduction, ...]]:
         rule = rule_for(node)
@@ -195,6 +203,34 @@ class _Lowering:
             self.feeds[node.name] = tuple(feeds)
         for name, nodes in readers.items():
             self.fetches[name] = replace(self.fetches[name], readers=tuple(dict.fromkeys(nodes)))
+
+    def _apart(self) -> dict[str, str]:
+        apart: dict[str, str] = {}
+        nodes = {node.name: node for node in self.graph.nodes}
+        for name, fetch in self.fetches.items():
+            block_bytes = self.graph.types[fetch.value].nbytes // self.mesh.parts(
+                self.mesh.ordered(fetch.transfer.owns.axes)
+            )
+            large = self.halo == "correct" or (self.halo == "auto" and block_bytes >= CORRECT_BYTES)
+            if (
+                large
+                and not fetch.transfer.local
+                and all(self._additive(nodes[reader], fetch) for reader in fetch.readers)
+            ):
+                apart |= dict.fromkeys(fetch.readers, name)
+        return apart
+
+    def _additive(self, reader: Node, fetch: Fetch) -> bool:
+        """Whether `reader` is the sum over boxes of the fetched input, and the boxes are cut along such dims only."""
+        rule, transfer = rule_for(reader), fetch.transfer
+        if not isinstance(rule, AdditiveRule) or self.feeds[reader.name].index(fetch.name) != 0:
+            return False
+        dims = set(range(len(transfer.owns.dims))) - set(rule.additive_dims(reader))
+        return all(
+            transfer.owns.region(rank).intervals[dim] == need.intervals[dim]
+            for rank, need in enumerate(transfer.needs)
+            for dim in dims
+        )
 
     @cached_property
     def _differentiable(self) -> frozenset[str]:
@@ -227,9 +263,13 @@ class _Lowering:
         for position, node in enumerate(self.graph.nodes):
             fetches = [name for name in dict.fromkeys(self.feeds[node.name]) if name in self.fetches]
             start(fetches)
-            made += [Wait(name) for name in fetches if name not in waited]
-            waited.update(fetches)
+            apart = self.apart.get(node.name)
+            made += [Wait(name) for name in fetches if name not in waited and name != apart]
             made.append(Compute(node.name))
+            if apart is not None:
+                made += [Wait(apart)] if apart not in waited else []
+                made.append(Compute(node.name, 1))
+            waited.update(fetches)
             for stage, reduction in enumerate(self.stages[node.name][0]):
                 made.append(Reduce(node.name, stage, reduction.kind, self._axes(node, reduction)))
                 made.append(Compute(node.name, stage + 1))
@@ -276,9 +316,13 @@ class _Lowering:
             for stage, reduction in enumerate(self.stages[node.name][1]):
                 made.append(GradientReduce(node.name, stage, reduction.kind, self._axes(node, reduction)))
                 made.append(Gradient(node.name, stage + 1))
-            for name in self._carried(node):
-                if name in self.fetches and first_reader[name] == node.name:
-                    made.append(StartAdjoint(name))
+            complete = [name for name in self._carried(node) if first_reader[name] == node.name]
+            if node.name in self.apart:  # the boxes' gradients travel while the own block's is computed
+                made += [StartAdjoint(name) for name in complete if name == self.apart[node.name]]
+                made.append(Gradient(node.name, 1))
+            for name in complete:
+                if name in self.fetches:
+                    made += [StartAdjoint(name)] if name != self.apart.get(node.name) else []
                     value = self.fetches[name].value
                     if value in self.graph.replicated:
                         made.append(WaitAdjoint(name))

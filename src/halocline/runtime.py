@@ -12,7 +12,7 @@ from .exchange import Mover, Moving
 from .graph import Node
 from .ops import rule_for
 from .ops.moments import merge_moments
-from .ops.rule import Call, Noise, Rule, StagedRule
+from .ops.rule import AdditiveRule, Call, Grads, Noise, Rule, StagedRule
 from .program import (
     Bucket,
     Compute,
@@ -29,6 +29,7 @@ from .program import (
     WaitAdjoint,
     WaitSum,
 )
+from .region import Region
 
 
 @dataclass
@@ -36,11 +37,13 @@ class Tape:
     """What one forward pass leaves for its backward pass, and what both have under way."""
 
     values: dict[str, Tensor] = field(default_factory=dict)  # what this rank owns, and what it fetched
+    boxes: dict[str, list[tuple[Region, Tensor]]] = field(default_factory=dict)  # what it fetched and keeps apart
     moving: dict[str, Moving] = field(default_factory=dict)
     saved: dict[str, Any] = field(default_factory=dict)
     stages: dict[str, Any] = field(default_factory=dict)  # the generator of a node between two of its stages
     partial: dict[str, Tensor] = field(default_factory=dict)
     grads: dict[str, Tensor] = field(default_factory=dict)  # of both
+    box_grads: dict[str, dict[int, Tensor]] = field(default_factory=dict)
     leaf_grads: dict[tuple[str, tuple[str, ...]], Tensor] = field(default_factory=dict)
     sums: dict[int, tuple[Handle, list[Tensor], Tensor]] = field(default_factory=dict)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -56,6 +59,7 @@ class Bound:
     rule: Rule
     call: Call
     feeds: tuple[str, ...]
+    apart: str | None  # the fetch whose boxes stay apart
     sums: tuple[tuple[str, ...], ...]  # for each input that is a leaf, the axes over which its gradient is summed
 
 
@@ -65,6 +69,7 @@ class Runner:
     def __init__(self, program: Program, comm: Comm, noise: Noise) -> None:
         self.program, self.comm, self.mesh = program, comm, program.placement.mesh
         self.movers = {key: Mover(fetch.transfer, comm.rank) for key, fetch in program.fetches.items()}
+        self.apart = frozenset(program.apart.values())
         self.bound = {node.name: self._bind(node, noise) for node in program.graph.nodes}
         self._do: Mapping[type, Callable[[Tape, Any], None]] = {
             Start: self._start,
@@ -94,7 +99,7 @@ class Runner:
         call = Call(node, at, rule.reads(node, at), rule.writes(node, at), wanted, noise)
         over, replicated = self.mesh.ordered(placement.over(node)), self.program.graph.replicated
         sums = tuple(over if name in replicated else () for name in node.inputs)
-        return Bound(node, rule, call, self.program.feeds[node.name], sums)
+        return Bound(node, rule, call, self.program.feeds[node.name], self.program.apart.get(node.name), sums)
 
     @torch.no_grad()
     def forward(self, values: Mapping[str, Tensor], keep: bool = False) -> tuple[list[Tensor], Tape]:
@@ -140,10 +145,17 @@ class Runner:
         tape.moving[step.fetch] = self.movers[step.fetch].start(own, self.comm)
 
     def _wait(self, tape: Tape, step: Wait) -> None:
-        tape.values[step.fetch] = self.movers[step.fetch].finish(tape.moving.pop(step.fetch))
+        mover, moving = self.movers[step.fetch], tape.moving.pop(step.fetch)
+        if step.fetch in self.apart:
+            tape.boxes[step.fetch] = mover.finish_apart(moving)
+        else:
+            tape.values[step.fetch] = mover.finish(moving)
 
     def _compute(self, tape: Tape, step: Compute) -> None:
         bound = self.bound[step.node]
+        if bound.apart is not None:
+            self._compute_apart(tape, step, bound, bound.apart)
+            return
         if not isinstance(bound.rule, StagedRule):
             if bound.call.writes.empty:
                 like = torch.empty(bound.call.writes.shape, dtype=bound.node.type.dtype, device=tape.device)
@@ -164,6 +176,9 @@ class Runner:
 
     def _gradient(self, tape: Tape, step: Gradient) -> None:
         bound = self.bound[step.node]
+        if bound.apart is not None:
+            self._gradient_apart(tape, step, bound, bound.apart)
+            return
         if step.stage == 0:
             grad = tape.grads.pop(step.node, None)
             saved = tape.saved.pop(step.node, None)
@@ -177,6 +192,45 @@ class Runner:
         done = self._advance(tape, step)
         if done is not None:
             self._add_grads(tape, bound, done)
+
+    def _compute_apart(self, tape: Tape, step: Compute, bound: Bound, fetch: str) -> None:
+        """Stage 0: what the owned block gives. Stage 1: what the boxes of others add to it."""
+        rule, call, mover = bound.rule, bound.call, self.movers[fetch]
+        assert isinstance(rule, AdditiveRule)
+        others = [tape.values[key] for key in bound.feeds[1:]]
+        if step.stage == 0:
+            own = mover.kept(tape.values[bound.node.inputs[0]])
+            _, output, saved = rule.forward_box(call, mover.keeps, [own, *others], base=True)
+            tape.values[step.node], tape.saved[step.node] = output, [(mover.keeps, call.writes, saved)]
+            return
+        output = tape.values[step.node]
+        for box, piece in tape.boxes[fetch]:
+            region, part, saved = rule.forward_box(call, box, [piece, *others], base=False)
+            if not region.empty:
+                output[region.within(call.writes)] += part
+            tape.saved[step.node].append((box, region, saved))
+
+    def _gradient_apart(self, tape: Tape, step: Gradient, bound: Bound, fetch: str) -> None:
+        """Stage 0: the gradients of the boxes, which are awaited elsewhere. Stage 1: that of the owned block."""
+        rule, call = bound.rule, bound.call
+        assert isinstance(rule, AdditiveRule)
+        if step.stage == 0:
+            grad = tape.grads.get(step.node)
+            for number, (box, region, saved) in enumerate(tape.saved[step.node][1:]):
+                grads: Grads = (None,)
+                if grad is not None and not region.empty:
+                    grads = rule.backward_box(call, saved, grad[region.within(call.writes)])
+                    self._add_grads(tape, bound, (None, *grads[1:]))
+                if call.wanted[0]:
+                    box_grad = self._zeros(tape, bound.node.inputs[0], box) if grads[0] is None else grads[0]
+                    _add(tape.box_grads.setdefault(fetch, {}), number, box_grad)
+            return
+        grad, saved = tape.grads.pop(step.node, None), tape.saved.pop(step.node)
+        if grad is not None and not call.writes.empty:
+            self._add_grads(tape, bound, rule.backward_box(call, saved[0][2], grad))
+
+    def _zeros(self, tape: Tape, value: str, region: Region) -> Tensor:
+        return torch.zeros(region.shape, dtype=self.program.graph.types[value].dtype, device=tape.device)
 
     def _advance(self, tape: Tape, step: Compute) -> Any:
         """Runs a staged node up to its next partial value; its result, or None when there is more to come."""
@@ -210,6 +264,7 @@ class Runner:
         if not tape.keep:
             for name in step.names:
                 tape.values.pop(name, None)
+                tape.boxes.pop(name, None)
 
     def _add_grads(self, tape: Tape, bound: Bound, grads: Sequence[Tensor | None]) -> None:
         for key, grad, want, axes in zip(bound.feeds, grads, bound.call.wanted, bound.sums, strict=True):
@@ -220,15 +275,26 @@ class Runner:
                     _add(tape.grads, key, grad)
 
     def _start_adjoint(self, tape: Tape, step: StartAdjoint) -> None:
-        grad, mover = tape.grads.pop(step.fetch, None), self.movers[step.fetch]
+        mover, value = self.movers[step.fetch], self.program.fetches[step.fetch].value
+        if step.fetch in self.apart:
+            grads = tape.box_grads.pop(step.fetch, {})
+            like = torch.empty(0, dtype=self.program.graph.types[value].dtype, device=tape.device)
+            tape.moving[step.fetch] = mover.start_adjoint_apart(list(grads.values()), like, self.comm)
+            return
+        grad = tape.grads.pop(step.fetch, None)
         if grad is None:  # this rank's part is empty, or does not depend on it
-            dtype = self.program.graph.types[self.program.fetches[step.fetch].value].dtype
-            grad = torch.zeros(mover.need.shape, dtype=dtype, device=tape.device)
+            grad = self._zeros(tape, value, mover.need)
         tape.moving[step.fetch] = mover.start_adjoint(grad, self.comm)
 
     def _wait_adjoint(self, tape: Tape, step: WaitAdjoint) -> None:
-        fetch = self.program.fetches[step.fetch]
-        total = self.movers[step.fetch].finish_adjoint(tape.moving.pop(step.fetch))
+        fetch, mover, moving = self.program.fetches[step.fetch], self.movers[step.fetch], tape.moving.pop(step.fetch)
+        if step.fetch in self.apart:
+            kept = tape.grads.pop(step.fetch, None)
+            total = mover.finish_adjoint_apart(
+                moving, self._zeros(tape, fetch.value, mover.keeps) if kept is None else kept
+            )
+        else:
+            total = mover.finish_adjoint(moving)
         axes = fetch.transfer.sum_axes
         if not axes:
             _add(tape.grads, fetch.value, total)
@@ -250,8 +316,7 @@ class Runner:
     def _leaf_grad(self, tape: Tape, name: str, axes: tuple[str, ...]) -> Tensor:
         grad = tape.leaf_grads.pop((name, axes), None)
         if grad is None:
-            type = self.program.graph.types[name]
-            grad = torch.zeros(type.shape, dtype=type.dtype, device=tape.device)
+            grad = self._zeros(tape, name, Region.whole(self.program.graph.types[name].shape))
         return grad
 
     def _wait_sum(self, tape: Tape, step: WaitSum) -> None:

@@ -2,15 +2,17 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..graph import Node
-from ..region import Region
-from .rule import At, Call, Example, Rule, Signature, along, register, torch_op
-from .window import Window, pad_overhang
+from ..region import Region, meet
+from .rule import AdditiveRule, At, Call, Example, Grads, Signature, along, register, torch_op
+from .window import Window
 
 SPACE = ("d", "h", "w")
 
@@ -36,10 +38,23 @@ def windows(node: Node) -> tuple[Window, ...]:
     return tuple(map(Window, kernel, stride, padding, dilation, sizes))
 
 
-class Convolution(Rule):
-    """Dryden et al. (2019), algorithm 1: outputs `[h0, h1)` read inputs `[h0 s - p, (h1 - 1) s - p + d (k - 1) + 1)`.
+@dataclass(frozen=True)
+class Part:
+    """A convolution of one box of the input, as it was run: what its backward pass needs."""
 
-    What overhangs the tensor is the zero padding. Filters may be split where there is one group.
+    x: Tensor  # the box, cut or padded by `pads`
+    weight: Tensor
+    padding: tuple[int, ...]  # zero padding that the kernel applies itself
+    pads: list[int]  # zero padding (negative: cut off) applied before, as F.pad takes it
+    with_bias: bool
+
+
+class Convolution(AdditiveRule):
+    """Dryden et al. (2019), algorithms 1 to 3: outputs `[h0, h1)` read `[h0 s - p, (h1 - 1) s - p + d (k - 1) + 1)`.
+
+    What overhangs the tensor is the zero padding. Filters may be split where there is one group. By linearity the
+    output is the sum of what each box of the input adds, its surroundings taken as zero: so the own block can be
+    convolved in place while the halo is under way.
     """
 
     def signature(self, node: Node) -> Signature:
@@ -59,14 +74,71 @@ class Convolution(Rule):
         intervals = tuple(window.reads(at[name]) for window, name in zip(space, SPACE[-len(space) :]))
         return Region((*x.intervals[: -len(space)], *intervals)), *rest
 
-    def run(self, call: Call, *inputs: Tensor) -> Tensor:
+    def additive_dims(self, node: Node) -> tuple[int, ...]:
+        dims = len(node.input_types[0].shape)
+        return tuple(range(dims - len(windows(node)), dims))
+
+    def forward(self, call: Call, inputs: Sequence[Tensor]) -> tuple[Tensor, Any]:
+        _, output, saved = self.forward_box(call, call.reads[0], inputs, base=True)
+        return output, saved
+
+    def backward(self, call: Call, saved: Any, grad: Tensor) -> Grads:
+        return self.backward_box(call, saved, grad)
+
+    def forward_box(self, call: Call, box: Region, inputs: Sequence[Tensor], base: bool) -> tuple[Region, Tensor, Any]:
         x, weight = inputs[:2]
         space = windows(call.node)
-        overhangs = [window.overhang(call.at[name]) for window, name in zip(space, SPACE[-len(space) :])]
-        x, padding = pad_overhang(x, overhangs, 0.0)
-        bias = call.given(inputs, "bias")
-        conv = (F.conv1d, F.conv2d, F.conv3d)[len(space) - 1]
-        return conv(x, weight, bias, call["stride"], padding, call["dilation"], call["groups"])
+        first = len(call.writes.intervals) - len(space)
+        outs, held = call.writes.intervals[first:], box.intervals[first:]
+        if not base:
+            outs = tuple(meet(out, window.reached_from(points)) for window, out, points in zip(space, outs, held))
+        region = Region((*call.writes.intervals[:first], *outs))
+        bias = call.given(inputs, "bias") if base else None
+        if region.empty or box.empty:
+            output = x.new_zeros(region.shape)
+            return region, output if bias is None else output + bias.view(-1, *(1,) * len(space)), None
+        padding, *ends = zip(*(window.padding_for(*pair) for window, *pair in zip(space, held, outs)))
+        pads = [pad for dim in reversed(list(zip(*ends))) for pad in dim]
+        if any(pads):
+            x = F.pad(x, pads)
+        batched = first == 2
+        part = Part(x if batched else x[None], weight, padding, pads, bias is not None)
+        output = torch.convolution(part.x, weight, bias, *self._arguments(call, padding))
+        return region, output if batched else output[0], part if any(call.wanted) else None
+
+    def backward_box(self, call: Call, saved: Any, grad: Tensor) -> Grads:
+        if saved is None:
+            return self._backward_of_nothing(call, grad)
+        part: Part = saved
+        batched = grad.dim() == part.x.dim()
+        has_bias = "bias" in call.named
+        mask = [
+            call.wanted[0],
+            call.wanted[1],
+            part.with_bias and call.wanted[call.named["bias"]] if has_bias else False,
+        ]
+        grads = torch.ops.aten.convolution_backward(
+            grad if batched else grad[None], part.x, part.weight, [part.weight.shape[0]] if mask[2] else None,
+            *self._arguments(call, part.padding), mask,
+        )  # fmt: skip
+        x_grad = grads[0]
+        if x_grad is not None:
+            x_grad = x_grad if batched else x_grad[0]
+            x_grad = F.pad(x_grad, [-pad for pad in part.pads]) if any(part.pads) else x_grad
+        return (x_grad, grads[1], grads[2])[: len(call.wanted)]
+
+    def _backward_of_nothing(self, call: Call, grad: Tensor) -> Grads:
+        """An empty box adds the bias only."""
+        grads: list[Tensor | None] = [None] * len(call.wanted)
+        if "bias" in call.named and call.wanted[call.named["bias"]]:
+            filters = grad.dim() - len(windows(call.node)) - 1
+            grads[call.named["bias"]] = grad.sum([dim for dim in range(grad.dim()) if dim != filters])
+        return tuple(grads)
+
+    def _arguments(self, call: Call, padding: tuple[int, ...]) -> tuple[Any, ...]:
+        dims = len(padding)
+        stride, dilation = per_dim(call["stride"], dims), per_dim(call["dilation"], dims)
+        return stride, padding, dilation, False, (0,) * dims, call["groups"]
 
     def example(self, rng: random.Random) -> Example:
         dims = rng.choice((1, 2, 2, 3))

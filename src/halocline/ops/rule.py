@@ -138,6 +138,29 @@ class Rule:
         raise NotImplementedError
 
 
+class AdditiveRule(Rule):
+    """An op whose output is the sum of what each box of its first input adds, everything outside the box taken as zero.
+
+    A rank can then compute on the block it owns while the halo is under way, and add what the halo boxes give: the
+    block is never copied. The base box is the one of these that also adds what does not depend on the input.
+    """
+
+    def additive_dims(self, node: Node) -> tuple[int, ...]:
+        """The dims of the first input along which boxes may be cut; along the others a box is all that is needed."""
+        raise NotImplementedError
+
+    def forward_box(self, call: Call, box: Region, inputs: Sequence[Tensor], base: bool) -> tuple[Region, Tensor, Any]:
+        """What `inputs[0]`, the region `box` of the input, adds to the output: where, the values, and what to save.
+
+        The base box adds to all that `call` writes; the others to what they reach of it, which may be empty.
+        """
+        raise NotImplementedError
+
+    def backward_box(self, call: Call, saved: Any, grad: Tensor) -> Grads:
+        """As `Rule.backward`, for one box; `grad` is that of the region the box adds to. Returns tensors of its own."""
+        raise NotImplementedError
+
+
 class StagedRule(Rule):
     """An op with values that must be combined over ranks on the way.
 

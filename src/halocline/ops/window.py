@@ -1,10 +1,6 @@
 """Sliding windows: which inputs an interval of outputs reads, and how far it reads beyond the tensor."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-
-import torch.nn.functional as F
-from torch import Tensor
 
 from ..region import Interval, meet
 
@@ -30,19 +26,20 @@ class Window:
         """What outputs `out` read of the tensor."""
         return meet((0, self.size), self.spans(out))
 
-    def overhang(self, out: Interval) -> tuple[int, int]:
-        """How far outputs `out` read before the tensor's start and behind its end."""
+    def reached_from(self, interval: Interval) -> Interval:
+        """The outputs that may read a point of `interval` (unclipped)."""
+        first = -((self.dilation * (self.kernel - 1) - self.padding - interval[0]) // self.stride)
+        return first, max(first, (interval[1] - 1 + self.padding) // self.stride + 1)
+
+    def padding_for(self, held: Interval, out: Interval) -> tuple[int, int, int]:
+        """How to pad the inputs `held` so that a kernel makes exactly the outputs `out`.
+
+        Returns what the kernel is to pad at both ends, which needs no copy, and what must be padded (or, where
+        negative, cut off) before at the start and at the end.
+        """
         start, stop = self.spans(out)
-        return max(0, min(stop, 0) - start), max(0, stop - max(start, self.size))
-
-
-def pad_overhang(x: Tensor, overhangs: Sequence[tuple[int, int]], value: float) -> tuple[Tensor, list[int]]:
-    """`x` padded with `value` over its last dims where `overhangs` differ between the two ends.
-
-    Returns also the padding still to be applied to both ends alike, which most kernels do without a copy.
-    """
-    alike = [0 if 0 in x.shape else min(before, behind) for before, behind in overhangs]
-    rest = [pad for (before, behind), both in zip(overhangs, alike) for pad in (behind - both, before - both)]
-    if any(rest):
-        x = F.pad(x, rest[::-1], value=value)
-    return x, alike
+        before, behind = held[0] - start, stop - held[1]
+        if 0 <= before - behind < self.stride and before >= 0:
+            return before, 0, 0  # the kernel pads the end by too much, but by less than one more output takes
+        both = max(0, min(before, behind))
+        return both, before - both, behind - both
