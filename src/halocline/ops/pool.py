@@ -39,6 +39,12 @@ def pool_windows(node: Node) -> tuple[Window, ...]:
     return tuple(map(Window, kernel, stride, padding, dilation, sizes))
 
 
+def overhang(window: Window, out: Interval) -> tuple[int, int]:
+    """How far outputs `out` read before the tensor's start and behind its end."""
+    start, stop = window.spans(out)
+    return max(0, -start), max(0, stop - window.size)
+
+
 def padded_behind(
     x: Tensor, overhangs: Sequence[tuple[int, int]], value: float, least: Sequence[int]
 ) -> tuple[Tensor, list[int]]:
@@ -81,7 +87,7 @@ class Pooling(Rule):
         """The outputs to make along each spatial dim, and how far their windows overhang the tensor."""
         windows = pool_windows(call.node)
         intervals = [call.at[name] for name in pool_names(call.node)[-len(windows) :]]
-        return intervals, [window.overhang(out) for window, out in zip(windows, intervals)]
+        return intervals, [overhang(window, out) for window, out in zip(windows, intervals)]
 
 
 class MaxPooling(Pooling):

@@ -29,16 +29,16 @@ class Taps:
     def apply(self, x: Tensor, dim: int) -> Tensor:
         """`x` [.. I ..] to [.. O ..] along `dim`; of the dtype of `x` without weights, else wide enough for both."""
         if self.weights is None:
-            return x.index_select(dim, self.index[:, 0])
+            return selected(x, dim, self.index[:, 0])
         shape = [1] * x.dim()
         shape[dim] = len(self.index)
         taps = self.index.shape[1]
         if taps > FEW:
-            gathered = x.index_select(dim, self.index.reshape(-1)).unflatten(dim, (len(self.index), taps))
+            gathered = selected(x, dim, self.index.reshape(-1)).unflatten(dim, (len(self.index), taps))
             return (gathered * self.weights.view(*shape[: dim + 1], taps, *shape[dim + 1 :])).sum(dim + 1)
-        total = x.index_select(dim, self.index[:, 0]) * self.weights[:, 0].view(shape)
+        total = selected(x, dim, self.index[:, 0]) * self.weights[:, 0].view(shape)
         for tap in range(1, taps):
-            total += x.index_select(dim, self.index[:, tap]) * self.weights[:, tap].view(shape)
+            total += selected(x, dim, self.index[:, tap]) * self.weights[:, tap].view(shape)
         return total
 
     @cached_property
@@ -55,3 +55,14 @@ class Taps:
         table = np.zeros(index.shape, values.dtype)
         index[inputs, slots], table[inputs, slots] = outputs, values
         return Taps.of(index, table, len(self.index), self.index.device)
+
+
+def selected(x: Tensor, dim: int, index: Tensor) -> Tensor:
+    """`x.index_select(dim, index)` in the memory format of `x`; along the last dim `gather` is many times faster."""
+    if x.dim() > 3 and x.stride(1) == 1 and not x.is_contiguous():
+        places = (0, *range(2, x.dim()), 1)
+        back = (0, x.dim() - 1, *range(1, x.dim() - 1))
+        return x.permute(places).index_select(places.index(dim), index).permute(back)
+    if dim == x.dim() - 1:
+        return x.gather(dim, index.expand(*x.shape[:-1], len(index)))
+    return x.index_select(dim, index)
