@@ -1,0 +1,1 @@
+"""Communication between ranks. Read in this order: comm, message, reduction, single, threads, then the transports."""

@@ -32,6 +32,14 @@ def describe(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
+def foreign_device(place: Place, tensor: Tensor) -> str:
+    """The error text for a `tensor` on a device that the transport does not reach."""
+    return (
+        f"rank {place.rank} of {place.size} ({place.name}): {describe(tensor)} lies on {tensor.device}, which this "
+        f"transport does not reach. For CUDA set HALOCLINE_TRANSPORT=nccl, or move the model to the CPU."
+    )
+
+
 def _refusal(place: Place, what: str, peer: int, tensor: Tensor) -> str:
     where = f"rank {place.rank} of {place.size} ({place.name}): {what} rank {peer}, {describe(tensor)}"
     if peer == place.rank:

@@ -1,5 +1,6 @@
 """`MpiComm`: ranks as MPI processes, through mpi4py. CPU tensors."""
 
+import atexit
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -10,8 +11,9 @@ from mpi4py import MPI
 from torch import Tensor
 
 from halocline.comm.comm import DONE, Handle, Message, ReduceOp
-from halocline.comm.failure import choose_timeout_s, late, report
-from halocline.comm.message import check_messages, describe
+from halocline.comm.failure import choose_timeout_s, late, name_ranks, report
+from halocline.comm.meet import meet
+from halocline.comm.message import check_messages, describe, foreign_device
 from halocline.comm.reduction import check_reduction, from_wire, to_wire
 from halocline.errors import CommError
 
@@ -26,12 +28,14 @@ _TYPES = {
 }
 _MESSAGE_TAG = 1
 _GROUP_TAG = 2
+_ENDED_TAG = 3
 
 # A wait first tests without a break (a peer in step answers within microseconds), then lets others have the core
 # between two tests, and after a while sleeps between them: by then a sleep is small against what was waited.
 _SPINS = 100
 _YIELD_S = 0.2
 _SLEEP_S = 1e-4
+_ENDED_GRACE_S = 1.0  # what a rank sent before it ended may still be on its way
 
 
 class MpiComm:
@@ -48,15 +52,22 @@ class MpiComm:
         self._world: MPI.Intracomm = parent.Dup()
         self.rank: int = self._world.Get_rank()
         self.size: int = self._world.Get_size()
+        self.closed = False
         self._groups: dict[tuple[int, ...], MPI.Intracomm] = {tuple(range(self.size)): self._world}
         # What a wait has given up on: MPI may still write to it.
         self._lost: list[Any] = []
+        # Ranks that have met this one, and would wait for it; and those that have told that they have ended.
+        self._partners: set[int] = set()
+        self._ended: set[int] = set()
+        meet(self, tuple(range(self.size)))
+        atexit.register(self._leave)
 
     def exchange(self, sends: Sequence[Message], recvs: Sequence[Message]) -> Handle:
         check_messages(self, sends, recvs)
         if not sends and not recvs:
             return DONE
         world = self._world
+        self._partners.update([peer for peer, _ in recvs])
         requests = [world.Irecv(self._bytes(tensor), peer, _MESSAGE_TAG) for peer, tensor in recvs]
         requests += [world.Isend(self._bytes(tensor), peer, _MESSAGE_TAG) for peer, tensor in sends]
         return _Exchange(self, requests, recvs, sends)
@@ -82,39 +93,62 @@ class MpiComm:
         self._world.Abort(1)
 
     def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        atexit.unregister(self._leave)
         for group in self._groups.values():
             group.Free()
         self._groups = {}
 
     def wait(self, done: Callable[[], bool], doing: str, waiting_for: Callable[[], list[int]], kept: Any) -> None:
-        """Return when `done()`; after `timeout_s`, keep `kept` for ever and raise `CommError` naming the late ranks."""
+        """Return when `done()`. When that cannot be, keep `kept` for ever and raise `CommError` naming the ranks."""
         try:
             for _ in range(_SPINS):
                 if done():
                     return
-            start_s = time.monotonic()
-            while not done():
-                waited_s = time.monotonic() - start_s
-                if waited_s > self.timeout_s:
-                    self._lost.append(kept)
-                    raise late(self, doing, waiting_for(), self.timeout_s)
-                if waited_s < _YIELD_S:
-                    os.sched_yield()
-                else:
-                    time.sleep(_SLEEP_S)
+            self._wait_long(done, doing, waiting_for)
         except MPI.Exception as error:
             self._lost.append(kept)
             raise CommError(f"rank {self.rank} of {self.size} (mpi): {doing}: {error}") from error
+        except BaseException:
+            self._lost.append(kept)
+            raise
+
+    def _wait_long(self, done: Callable[[], bool], doing: str, waiting_for: Callable[[], list[int]]) -> None:
+        start_s, give_up_s = time.monotonic(), float("inf")
+        while not done():
+            now_s = time.monotonic()
+            if now_s - start_s < _YIELD_S:
+                os.sched_yield()
+                continue
+            time.sleep(_SLEEP_S)
+            gone = self._find_ended().intersection(waiting_for())
+            if gone and now_s > give_up_s:
+                raise CommError(
+                    f"rank {self.rank} of {self.size} (mpi): {doing}: {name_ranks(gone)} awaited, but has ended. "
+                    f"The ranks do not make the same calls, or it has failed: look at its output."
+                )
+            if gone and give_up_s == float("inf"):
+                give_up_s = now_s + _ENDED_GRACE_S
+            if now_s - start_s > self.timeout_s:
+                raise late(self, doing, waiting_for(), self.timeout_s)
+
+    def _find_ended(self) -> set[int]:
+        status = MPI.Status()
+        while self._world.Iprobe(MPI.ANY_SOURCE, _ENDED_TAG, status):
+            self._world.Recv(bytearray(1), status.Get_source(), _ENDED_TAG)
+            self._ended.add(status.Get_source())
+        return self._ended
+
+    def _leave(self) -> None:
+        """Tell those who may wait for this rank that it has ended. (MPI itself would now wait for them.)"""
+        if not MPI.Is_finalized():
+            self._lost += [self._world.Isend(b"", peer, _ENDED_TAG) for peer in self._partners]
 
     def _group(self, group: tuple[int, ...]) -> MPI.Intracomm:
         if group not in self._groups:
-            # `Create_group` blocks until every member calls it: meet first, in a way that gives up on a late one.
-            here, count, step = group.index(self.rank), len(group), 1
-            while step < count:
-                token = torch.zeros(2, dtype=torch.uint8)
-                to, source = group[(here + step) % count], group[(here - step) % count]
-                self.exchange([(to, token[:1])], [(source, token[1:])]).wait()
-                step *= 2
+            meet(self, group)  # `Create_group` would wait for its members without end
             members = self._world.Get_group().Incl(list(group))
             self._groups[group] = self._world.Create_group(members, _GROUP_TAG)
             members.Free()
@@ -122,10 +156,7 @@ class MpiComm:
 
     def _bytes(self, tensor: Tensor) -> MPI.buffer:
         if not tensor.is_cpu:
-            raise CommError(
-                f"rank {self.rank} of {self.size} (mpi): {describe(tensor)} lies on {tensor.device}; MPI passes CPU "
-                f"tensors here. For CUDA set HALOCLINE_TRANSPORT=nccl, or start under torchrun."
-            )
+            raise CommError(foreign_device(self, tensor))
         # By address, because NumPy has no bfloat16; the handle keeps the tensor.
         return MPI.buffer.fromaddress(tensor.data_ptr(), tensor.nbytes)
 
@@ -155,7 +186,7 @@ class _Exchange:
 
     def _late(self) -> list[int]:
         peers = [peer for peer, _ in self._recvs] + [peer for peer, _ in self._sends]
-        return [peer for peer, request in zip(peers, self._requests) if not request.Test()]
+        return [peer for peer, request in zip(peers, self._requests) if not request.Get_status()]
 
 
 class _Reduction:
