@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from .errors import PlanError
 from .graph import Graph, Node
@@ -28,11 +28,19 @@ class Plan:
     splits: Mapping[str, Split]
     inputs: Mapping[str, Mapping[int, tuple[str, ...]]]
     origin: str = "by hand"
+    memory_format: Literal["preserve", "channels_last"] = "preserve"  # of activations with space
+    made_for: str = ""  # what the graph it was made for looks like; empty: any graph with these names
+    seconds: float | None = None  # of a step, as predicted
+    memory_bytes: int | None = None  # of the fullest rank, as predicted
 
     def to_json(self) -> str:
         document = {
             "halocline_plan": 1,
             "origin": self.origin,
+            "memory_format": self.memory_format,
+            "made_for": self.made_for,
+            "predicted_seconds": self.seconds,
+            "predicted_memory_bytes": self.memory_bytes,
             "mesh": [list(axis) for axis in self.mesh.axes],
             "inputs": {
                 name: {str(dim): list(axes) for dim, axes in dims.items()} for name, dims in self.inputs.items()
@@ -55,6 +63,9 @@ class Plan:
                 {name: {i: tuple(axes) for i, axes in split.items()} for name, split in document["splits"].items()},
                 {name: {int(d): tuple(axes) for d, axes in dims.items()} for name, dims in document["inputs"].items()},
                 str(document["origin"]),
+                str(document.get("made_for", "")),
+                document.get("predicted_seconds"),
+                document.get("predicted_memory_bytes"),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise PlanError(f"plan file: not a halocline plan ({type(error).__name__}: {error})") from error

@@ -1,0 +1,37 @@
+"""Which values of a graph carry a gradient, and which values depend on the batch."""
+
+from collections.abc import Collection
+
+from ..graph import Graph, Node
+
+
+def trained(graph: Graph) -> frozenset[str]:
+    """The parameters that can have a gradient."""
+    return frozenset(name for name in graph.parameters if graph.types[name].differentiable)
+
+
+def carrying(graph: Graph, wanted: Collection[str]) -> frozenset[str]:
+    """The values that depend on a leaf in `wanted` and on which an output depends, as a program has them."""
+    depends = set(wanted)
+    for node in graph.nodes:
+        if node.type.differentiable and any(name in depends for name in node.inputs):
+            depends.add(node.name)
+    used = set(graph.outputs)
+    for node in reversed(graph.nodes):
+        if node.name in used and node.name in depends:
+            used.update(name for name in node.inputs if name in depends)
+    return frozenset(depends & used)
+
+
+def varying(graph: Graph) -> frozenset[str]:
+    """The values that depend on the batch. All others every rank computes whole."""
+    found = set(graph.inputs)
+    for node in graph.nodes:
+        if any(name in found for name in node.inputs):
+            found.add(node.name)
+    return frozenset(found)
+
+
+def wanted_inputs(node: Node, carried: Collection[str]) -> tuple[bool, ...]:
+    """Which inputs of `node` its backward pass must give a gradient for."""
+    return tuple(name in carried and node.name in carried for name in node.inputs)
