@@ -30,6 +30,10 @@ def test_the_empty_tensor_that_torch_lets_pass() -> None:
     check_split(aten.cat.default, tensors, 1, split={"n": 2, "c": 2})
 
 
+def test_an_input_without_entries_has_an_empty_gradient() -> None:
+    check_split(aten.cat.default, [image(2, 3), image(2, 0), image(2, 4)], 1, split={"c": 3})
+
+
 def test_a_dtype_that_only_one_input_has_counts_on_every_rank() -> None:
     check_split(aten.cat.default, [image(4, 2), torch.arange(4).view(2, 2)], 0, split={"n": 6})
 

@@ -1,5 +1,7 @@
 """Broadcasts, repeats and fills under chosen splits."""
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -86,9 +88,11 @@ class Made(nn.Module):
 
 @pytest.mark.parametrize("plan", ["sample", "spatial", "n=2,w=2"])
 def test_network_with_tensors_of_its_own(plan: str) -> None:
+    torch.manual_seed(0)
+    whole = Made().double()
+
     def rank(comm: Comm) -> Report:
-        torch.manual_seed(0)
-        return verify(Made().double(), None, (image(4, 3, 7, 6),), plan, comm=comm)
+        return verify(copy.deepcopy(whole), None, (image(4, 3, 7, 6),), plan, comm=comm)
 
     for report in run_threads(4, rank):
         assert report.passed, str(report)

@@ -1,5 +1,7 @@
 """Permutations and reshapes: which splits survive."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -103,9 +105,11 @@ class Shuffle(nn.Module):
 @pytest.mark.parametrize("plan", ["sample", "spatial", "n=2,h=2"])
 @pytest.mark.parametrize("model", [Swin, Shuffle])
 def test_network_equals_one_process(model: type[nn.Module], plan: str) -> None:
+    torch.manual_seed(0)
+    whole = model().double()
+
     def rank(comm: Comm) -> Report:
-        torch.manual_seed(0)
-        return verify(model().double(), None, (image(4, 3, 16, 12),), plan, comm=comm)
+        return verify(copy.deepcopy(whole), None, (image(4, 3, 16, 12),), plan, comm=comm)
 
     for report in run_threads(4, rank):
         assert report.passed, str(report)

@@ -57,16 +57,18 @@ class Concat(Rule):
         tensors = []
         for _ in range(rng.randint(1, 4)):
             shape[dim] = rng.randint(0, 6)
-            tensors.append(torch.randn(shape, dtype=torch.float64))
+            # Empty ones are whole numbers: there is no gradient of nothing to be summed.
+            tensors.append(torch.randn(shape).to(torch.float64 if shape[dim] else torch.int64))
         if op in JOINED_DIM:
             if rank <= max(JOINED_DIM[op], 1):  # torch adds the missing dims first, so the inputs must be alike
-                tensors = [torch.randn(shape, dtype=torch.float64) for _ in range(rng.randint(1, 3))]
+                alike = [max(1, size) for size in shape]
+                tensors = [torch.randn(alike, dtype=torch.float64) for _ in range(rng.randint(1, 3))]
             return Example(aten(f"aten.{op}.default"), (tensors,))
         if rng.random() < 0.2:
-            tensors.append(torch.randn(0, dtype=torch.float64))
+            tensors.append(torch.zeros(0, dtype=torch.int64))
         if rng.random() < 0.3:
             tensors.append(rng.choice(tensors))
-        if rng.random() < 0.2:
+        if tensors[0].numel() and rng.random() < 0.2:
             tensors[0] = tensors[0].float()
         rng.shuffle(tensors)
         return Example(aten(f"aten.{op}.default"), (tensors, dim - rng.choice((0, rank))))
