@@ -164,16 +164,19 @@ def _dense(flat: Tensor) -> Tensor:
     return flat if flat.stride(0) == 1 else torch.empty_like(flat, memory_format=torch.contiguous_format).copy_(flat)
 
 
-def is_channels_last(tensor: Tensor) -> bool:
-    """Whether a 4-d or 5-d tensor lies channels last in memory, and not also in the order of its dims."""
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    format = formats.get(tensor.dim())
-    return format is not None and tensor.is_contiguous(memory_format=format) and not tensor.is_contiguous()
+FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def channels_last(tensor: Tensor) -> Tensor:
+    """A floating-point tensor with channels and space in channels-last memory format, any other as it is."""
+    if tensor.dim() in FORMATS and tensor.is_floating_point():
+        return tensor.contiguous(memory_format=FORMATS[tensor.dim()])
+    return tensor
 
 
 def empty_like(tensor: Tensor, region: Region) -> Tensor:
     """An uninitialised tensor for `region` with `tensor`'s dtype, device and memory format."""
-    format = torch.contiguous_format
-    if is_channels_last(tensor):
-        format = torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
+    format = FORMATS.get(tensor.dim(), torch.contiguous_format)
+    if tensor.is_contiguous() or not tensor.is_contiguous(memory_format=format):
+        format = torch.contiguous_format
     return torch.empty(region.shape, dtype=tensor.dtype, device=tensor.device, memory_format=format)

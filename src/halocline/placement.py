@@ -63,6 +63,7 @@ class Plan:
                 {name: {i: tuple(axes) for i, axes in split.items()} for name, split in document["splits"].items()},
                 {name: {int(d): tuple(axes) for d, axes in dims.items()} for name, dims in document["inputs"].items()},
                 str(document["origin"]),
+                "channels_last" if document.get("memory_format") == "channels_last" else "preserve",
                 str(document.get("made_for", "")),
                 document.get("predicted_seconds"),
                 document.get("predicted_memory_bytes"),

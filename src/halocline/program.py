@@ -126,6 +126,7 @@ class Program:
     fetches: Mapping[str, Fetch]
     feeds: Mapping[str, tuple[str, ...]]
     apart: Mapping[str, str]
+    overwrite: frozenset[str]  # the nodes that put their output in place of their input
     differentiable: frozenset[str]
     forward: tuple[Instruction, ...]
     backward: tuple[Instruction, ...]
@@ -175,7 +176,10 @@ class _Lowering:
         self._fetch_all()
         self.apart = self._apart()
         forward, backward = tuple(self._forward()), tuple(self._backward())
-        return Program(self.placement, self.fetches, self.feeds, self.apart, self._differentiable, forward, backward)
+        return Program(
+            self.placement, self.fetches, self.feeds, self.apart, self._overwrite(), self._differentiable, forward,
+            backward,
+        )  # fmt: skip
 
     def _stages(self, node: Node) -> tuple[tuple[Reduction, ...], tuple[Reduction, ...]]:
         rule = rule_for(node)
@@ -219,6 +223,21 @@ class _Lowering:
             ):
                 apart |= dict.fromkeys(fetch.readers, name)
         return apart
+
+    def _overwrite(self) -> frozenset[str]:
+        made = {node.name: node for node in self.graph.nodes}
+        kept = {*self.graph.outputs, *self.graph.updates.values()}
+        return frozenset(
+            node.name
+            for node in self.graph.nodes
+            if rule_for(node).overwrites
+            and (value := node.inputs[0]) in made
+            and rule_for(made[value]).fresh
+            and self.feeds[node.name][0] == value
+            and self.graph.readers[value] == (node,)
+            and value not in kept
+            and self.graph.types[value] == node.type
+        )
 
     def _additive(self, reader: Node, fetch: Fetch) -> bool:
         """Whether `reader` is the sum over boxes of the fetched input, and the boxes are cut along such dims only."""

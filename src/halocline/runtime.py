@@ -1,14 +1,14 @@
 """Runs a `Program` on one rank."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .comm.comm import Comm, Handle
-from .exchange import Mover, Moving
+from .exchange import Mover, Moving, channels_last
 from .graph import Node
 from .ops import rule_for
 from .ops.moments import merge_moments
@@ -68,7 +68,10 @@ class Runner:
 
     def __init__(self, program: Program, comm: Comm, noise: Noise) -> None:
         self.program, self.comm, self.mesh = program, comm, program.placement.mesh
-        self.movers = {key: Mover(fetch.transfer, comm.rank) for key, fetch in program.fetches.items()}
+        self.channels_last = program.placement.plan.memory_format == "channels_last"
+        self.movers = {
+            key: Mover(fetch.transfer, comm.rank, self.channels_last) for key, fetch in program.fetches.items()
+        }
         self.apart = frozenset(program.apart.values())
         self.bound = {node.name: self._bind(node, noise) for node in program.graph.nodes}
         self._do: Mapping[type, Callable[[Tape, Any], None]] = {
@@ -96,7 +99,8 @@ class Runner:
         wanted = tuple(
             name in self.program.differentiable and node.name in self.program.differentiable for name in node.inputs
         )
-        call = Call(node, at, rule.reads(node, at), rule.writes(node, at), wanted, noise)
+        overwrite = node.name in self.program.overwrite
+        call = Call(node, at, rule.reads(node, at), rule.writes(node, at), wanted, noise, overwrite)
         over, replicated = self.mesh.ordered(placement.over(node)), self.program.graph.replicated
         sums = tuple(over if name in replicated else () for name in node.inputs)
         return Bound(node, rule, call, self.program.feeds[node.name], self.program.apart.get(node.name), sums)
@@ -108,6 +112,9 @@ class Runner:
         With `keep` the tape holds this rank's part of every value afterwards, to be looked at.
         """
         tape = Tape(values=dict(values), keep=keep, device=next(iter(values.values())).device)
+        if self.channels_last:
+            for name in self.program.graph.inputs:
+                tape.values[name] = channels_last(tape.values[name])
         self._run(self.forward_list, tape)
         graph = self.program.graph
         for buffer, value in graph.updates.items():
@@ -161,7 +168,8 @@ class Runner:
                 like = torch.empty(bound.call.writes.shape, dtype=bound.node.type.dtype, device=tape.device)
                 tape.values[step.node] = like
                 return
-            output, saved = bound.rule.forward(bound.call, [tape.values[key] for key in bound.feeds])
+            call = replace(bound.call, overwrite=False) if tape.keep else bound.call
+            output, saved = bound.rule.forward(call, [tape.values[key] for key in bound.feeds])
         else:
             if step.stage == 0:
                 inputs = [tape.values[key] for key in bound.feeds]

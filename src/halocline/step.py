@@ -3,7 +3,8 @@
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,7 @@ from .region import Region
 from .runtime import Runner, Tape
 from .transfer import Transfer
 
+MemoryFormat = Literal["auto", "channels_last", "preserve"]
 PlanSpec = str | Mapping[str, str] | Plan
 CACHED_PROGRAMS = 16
 
@@ -37,6 +39,7 @@ def parallelize(
     plan: PlanSpec = "spatial",
     *,
     statistics: str = "global",
+    memory_format: MemoryFormat = "auto",
     comm: Comm | None = None,
     mesh: Mesh | None = None,
     seed: int = 0,
@@ -46,12 +49,14 @@ def parallelize(
     `loss(model(*batch[:-1]), batch[-1])` must be a scalar; without `loss` the step returns the model's output.
     `batch` gives the global shapes and dtypes. `plan` is `"sample"`, `"spatial"`, `"n=2,h=2"`, a dict from patterns of
     module names to such phrases, or a `Plan`. `statistics` says over what batch norm takes its moments: `"global"` (the
-    whole mini-batch, as one process does), `"spatial"` (the ranks that share samples), `"local"`. Every rank must hold
-    the same weights. `comm` is found from how the process was started (mpiexec, torchrun, srun, alone) if not given.
+    whole mini-batch, as one process does), `"spatial"` (the ranks that share samples), `"local"`. `memory_format` is
+    that of activations with space: `"channels_last"`, `"preserve"` (what the model makes of the batch's), or `"auto"`:
+    channels last where the net convolves in less than double precision. `comm` is found from how the process was
+    started (mpiexec, torchrun, srun, alone) if not given. Every rank must hold the same weights.
 
     Raises CaptureError, PlanError, or SignatureError, on every rank, before any data moves.
     """
-    step = Step(model, loss, plan, statistics, comm or connect(), mesh, Noise(seed))
+    step = Step(model, loss, plan, statistics, memory_format, comm or connect(), mesh, Noise(seed))
     if batch is not None:
         step.prepare(*batch)
     return step
@@ -128,15 +133,15 @@ class Step(nn.Module):
     """
 
     def __init__(
-        self, model: nn.Module, loss: Loss | None, plan: PlanSpec, statistics: str, comm: Comm, mesh: Mesh | None,
-        noise: Noise,
+        self, model: nn.Module, loss: Loss | None, plan: PlanSpec, statistics: str, memory_format: MemoryFormat,
+        comm: Comm, mesh: Mesh | None, noise: Noise,
     ) -> None:  # fmt: skip
         super().__init__()
         if statistics not in ("global", "spatial", "local"):
             raise StepError(f'statistics="{statistics}": batch norm knows "global", "spatial" and "local"')
         self.model = model
         self.loss = loss
-        self.comm, self.noise, self.statistics = comm, noise, statistics
+        self.comm, self.noise, self.statistics, self.memory_format = comm, noise, statistics, memory_format
         self._spec, self._mesh = plan, mesh or prime_mesh(comm.size)
         if self._mesh.size != comm.size:
             raise StepError(f"the mesh {self._mesh} has {self._mesh.size} ranks, but {comm.size} are running")
@@ -298,7 +303,7 @@ class Step(nn.Module):
             graph, spec = capture(self.model, self.loss, like)
             self._check_loss(graph)
             graph = graph.with_attr("batch_norm", "statistics", self.statistics)
-            plan = self._spec if isinstance(self._spec, Plan) else plan_by_hand(graph, self._mesh, self._spec)
+            plan = self._spec if isinstance(self._spec, Plan) else self._by_hand(graph, self._spec)
             leaves = {name for name, path in graph.parameters.items() if path in wanted}
             leaves |= {name for name, path in graph.parameters.items() if path.startswith("loss.")} if wanted else set()
             leaves |= {name for name, want in zip(graph.inputs, inputs_want_grad) if want}
@@ -316,6 +321,12 @@ class Step(nn.Module):
         )
         runner = Runner(program, self.comm, self.noise)
         return _Prepared(graph, spec, program, runner, self.model, self.loss)
+
+    def _by_hand(self, graph: Graph, spec: str | Mapping[str, str]) -> Plan:
+        fast = any(node.op in ("conv2d", "conv3d") and node.type.dtype.itemsize <= 4 for node in graph.nodes)
+        auto: Literal["channels_last", "preserve"] = "channels_last" if fast else "preserve"
+        plan = plan_by_hand(graph, self._mesh, spec)
+        return replace(plan, memory_format=auto if self.memory_format == "auto" else self.memory_format)
 
     def _check_loss(self, graph: Graph) -> None:
         if self.loss is None:

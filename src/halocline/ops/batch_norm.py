@@ -36,6 +36,8 @@ class BatchNorm(StagedRule):
     Running statistics end equal on all ranks: of several groups they take the mean, weighted by count.
     """
 
+    fresh = True
+
     def signature(self, node: Node) -> Signature:
         names = index_names(len(node.type.shape))
         if _statistics(node) not in STATISTICS:

@@ -57,6 +57,8 @@ class Convolution(AdditiveRule):
     convolved in place while the halo is under way.
     """
 
+    fresh = True
+
     def signature(self, node: Node) -> Signature:
         space = SPACE[5 - len(node.input_types[1].shape) :]
         batched = len(node.input_types[0].shape) == len(space) + 2

@@ -20,7 +20,7 @@ UNARY = (
     "sinc erf erfc erfinv lgamma digamma logit floor ceil round trunc fix frac deg2rad rad2deg angle i0 "
     "special_expit special_erf special_erfc special_erfinv special_expm1 special_exp2 special_log1p special_sinc "
     "special_logit special_gammaln special_digamma special_psi special_entr special_ndtr special_log_ndtr "
-    "special_round sigmoid log_sigmoid relu relu6 leaky_relu elu selu celu gelu silu mish hardtanh hardswish "
+    "special_round sigmoid log_sigmoid relu6 leaky_relu elu selu celu gelu silu mish hardtanh hardswish "
     "hardsigmoid hardshrink softshrink softplus threshold rrelu clamp clamp_min clamp_max clip nan_to_num isnan isinf "
     "isfinite isneginf isposinf logical_not bitwise_not "
     "clone contiguous detach detach_ alias lift lift_fresh lift_fresh_copy to _to_copy"

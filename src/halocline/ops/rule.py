@@ -72,6 +72,7 @@ class Call:
     writes: Region
     wanted: tuple[bool, ...]
     noise: Noise = field(default_factory=Noise)
+    overwrite: bool = False  # whether the first input's memory may hold the output: nothing else looks at it
 
     def __getitem__(self, attr: str) -> Any:
         return self.node.attrs[attr]
@@ -96,7 +97,14 @@ class Example:
 
 
 class Rule:
-    """An op that each rank can compute from what it reads. Subclasses give `signature` and `run`."""
+    """An op that each rank can compute from what it reads. Subclasses give `signature` and `run`.
+
+    `fresh`: the output is memory of its own, and the backward pass does not need it. `overwrites`: the op can put its
+    output in place of its first input where `call.overwrite` allows that.
+    """
+
+    fresh = False
+    overwrites = False
 
     def signature(self, node: Node) -> Signature:
         """The node's index space. Raises PlanError for arguments that the rule does not support."""
