@@ -11,7 +11,7 @@ from .cost.estimate import BUCKET_BYTES, reduction_s
 from .cost.gradients import carrying, trained, wanted_inputs
 from .cost.local_times import LocalTimes
 from .cost.machine import Machine
-from .cost.movement import received, sum_rate
+from .cost.movement import gradient_share, received
 from .cost.pairs import Array, Owners, pair_costs
 from .cost.sampled import even_split, output_layout_of, sample_ranks
 from .cost.work import Kept, kept, partial_bytes
@@ -54,6 +54,11 @@ class Tables:
     @cached_property
     def carried(self) -> frozenset[str]:
         return carrying(self.graph, trained(self.graph))
+
+    @cached_property
+    def bucket_bytes(self) -> int:
+        """How much is summed at a time: a full bucket, or all gradients if they are less."""
+        return min(BUCKET_BYTES, sum(self.graph.types[name].nbytes for name in trained(self.graph)))
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
@@ -142,12 +147,12 @@ class Tables:
                 nbytes = partial_bytes(node, writes, is_forward)
                 stages += reduction_s(self.machine, self.mesh, reduction, self.mesh.ordered(over), nbytes)
         axes = self.mesh.ordered(frozenset(axis for axes in split.values() for axis in axes))
-        sums = sum_rate(self.machine, self.mesh, axes, fixed.grads_bytes, BUCKET_BYTES)
+        sums, packing = gradient_share(self.machine, self.mesh, axes, fixed.grads_bytes, self.bucket_bytes)
         for position in fixed.batch:
             seconds, kept_bytes = self._batch(node, position, split)
             moving += seconds
             held += kept_bytes * fixed.keeps.inputs[position]
-        return forward + backward + stages + moving, sums, backward + stages / 2, held
+        return forward + backward + stages + moving + packing, sums, backward + stages / 2, held
 
     def _fixed(self, node: Node) -> "_Fixed":
         rule, wanted = rule_for(node), wanted_inputs(node, self.carried)

@@ -14,7 +14,7 @@ from .gradients import carrying, trained, wanted_inputs
 from .local_times import LocalTimes
 from .machine import Machine
 from .memory import Memory, memory_of
-from .movement import received, returned
+from .movement import packing_s, received, returned
 from .sampled import Sampled
 from .work import partial_bytes
 
@@ -176,9 +176,8 @@ class _Estimating:
     ) -> tuple[float, float]:
         """When the link is free again after another bucket's sum, and the time that cannot run beside computation."""
         full = allreduce_s(self.machine, self.mesh, axes, nbytes)
-        packing = self.machine.local.overhead_s + 4 * nbytes * self.machine.local.memory_seconds_per_byte
         hidden = self.machine.overlap * full
-        return max(clock, free) + hidden, blocked + full - hidden + packing
+        return max(clock, free) + hidden, blocked + full - hidden + packing_s(self.machine, nbytes)
 
     def _leaves(self, node: Node) -> list[tuple[str, tuple[str, ...]]]:
         if node.name not in self.carried:

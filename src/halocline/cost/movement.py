@@ -68,7 +68,17 @@ def _seconds(machine: Machine, rank: int, pieces: Iterable[tuple[int, int]], buf
     return total
 
 
-def sum_rate(machine: Machine, mesh: Mesh, axes: tuple[str, ...], nbytes: float, bucket_bytes: int) -> float:
-    """The share of a full bucket's allreduce that `nbytes` of gradients take."""
+def gradient_share(
+    machine: Machine, mesh: Mesh, axes: tuple[str, ...], nbytes: float, bucket_bytes: float
+) -> tuple[float, float]:
+    """What `nbytes` of gradients add to the sums of buckets of `bucket_bytes`: the allreduce, and the packing before."""
+    if not nbytes or not axes:
+        return 0.0, 0.0
     full = max(nbytes, bucket_bytes)
-    return allreduce_s(machine, mesh, axes, full) * (nbytes / full) if nbytes else 0.0
+    summing = allreduce_s(machine, mesh, axes, full) * (nbytes / full)
+    return summing, packing_s(machine, full) * (nbytes / full)
+
+
+def packing_s(machine: Machine, nbytes: float) -> float:
+    """The time to copy a bucket's gradients together and apart again."""
+    return machine.local.overhead_s + 4 * nbytes * machine.local.memory_seconds_per_byte
