@@ -82,7 +82,7 @@ class Roll(Rule):
             size, (first, last) = call.node.type.shape[dim], call.writes.intervals[dim]
             if _wraps(size, shift, (first, last)):
                 x = x.roll(shift, dim).narrow(dim, first, last - first)
-        return x.view_as(x)
+        return x
 
     def example(self, rng: random.Random) -> Example:
         rank = rng.randint(1, 5)
