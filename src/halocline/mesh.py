@@ -1,7 +1,7 @@
 """`Mesh`: named axes over the ranks. Pure data, no communicator inside."""
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from math import prod
 
 from .errors import PlanError
@@ -71,6 +71,7 @@ class Mesh:
             rank += (coord - rank // step % size) * step
         return rank
 
+    @cache  # noqa: B019 - asked for again in every step; a mesh lives as long as its program
     def group(self, rank: int, axes: tuple[str, ...]) -> tuple[int, ...]:
         """The ranks that differ from `rank` along `axes` only, itself included, in part order."""
         return tuple(self.moved(rank, axes, part) for part in range(self.parts(axes)))

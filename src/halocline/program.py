@@ -12,7 +12,7 @@ from .placement import Placement
 from .transfer import Transfer
 
 Halo = Literal["auto", "extend", "correct"]
-CORRECT_BYTES = 2 << 20  # from this size of a rank's block on, copying it costs more than a few small calls
+CORRECT_BYTES = 512 << 10  # from this size of a rank's block on, copying it costs more than a few small calls
 BUCKET_BYTES = 4 << 20  # gradient sums start when this much is ready: large enough to reach full bandwidth
 
 

@@ -147,6 +147,8 @@ class Step(nn.Module):
             raise StepError(f"the mesh {self._mesh} has {self._mesh.size} ranks, but {comm.size} are running")
         self._programs: OrderedDict[Any, _Prepared] = OrderedDict()
         self._batch: tuple[tuple[tuple[int, ...], torch.dtype, str], ...] | None = None
+        self._parameters_seen: list[tuple[str, nn.Parameter]] = []
+        self._modules_seen: list[nn.Module] = []
         self._pending: dict[tuple[str, tuple[str, ...]], Tensor] = {}  # gradients not summed yet, by parameter path
         self._sums = True
         together(comm, "weights", lambda: agree(comm, {"model and weights": fingerprint(self._whole())}))
@@ -185,6 +187,9 @@ class Step(nn.Module):
     def prepare(self, *batch: Tensor) -> None:
         """Plans for a batch of these global shapes and dtypes; the following calls of the step are of this batch."""
         self._batch = tuple((tuple(x.shape), x.dtype, str(x.device)) for x in batch)
+        # Walking through a large model takes longer than a small step: done once for every batch that is announced.
+        self._parameters_seen = list(self.model.named_parameters(remove_duplicate=False))
+        self._modules_seen = list(self.model.modules())
         self._prepared()
 
     def scatter(self, *batch: Tensor) -> tuple[Tensor, ...]:
@@ -282,10 +287,8 @@ class Step(nn.Module):
         if self._batch is None:
             raise StepError("the step knows no batch yet: pass batch= to parallelize, or call step.prepare(*batch)")
         grad = torch.is_grad_enabled()
-        wanted = tuple(
-            name for name, p in self.model.named_parameters(remove_duplicate=False) if grad and p.requires_grad
-        )
-        modes = tuple(module.training for module in self.model.modules())
+        wanted = tuple(name for name, p in self._parameters_seen if grad and p.requires_grad)
+        modes = tuple(module.training for module in self._modules_seen)
         inputs_want_grad = tuple(grad and want for want in inputs_want_grad)
         key = (self._batch, wanted, modes, inputs_want_grad if any(inputs_want_grad) else ())
         if key not in self._programs:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..errors import PlanError
 from ..graph import Node
-from .channels import along_channels, gradient_sums, standardised, statistics_dtype, through_statistics
+from .channels import gradient_sums, standardised, statistics_dtype, through_statistics
 from .moments import local_moments
 from .rule import Call, Example, Reduction, Signature, StagedRule, Stages, index_names, register, torch_op
 
@@ -19,7 +19,7 @@ STATISTICS = ("global", "spatial", "local")
 
 @dataclass(frozen=True)
 class Saved:
-    """What the backward pass needs: the input itself, and [C] statistics."""
+    """What the backward pass needs: the input itself, and [1, C] statistics."""
 
     x: Tensor
     weight: Tensor
@@ -80,10 +80,10 @@ class BatchNorm(StagedRule):
                 raise PlanError(f"{call.node.where()}: batch norm in evaluation mode has no running statistics to use")
             mean, variance = running[0].clone(), running[1].clone()
             count = torch.zeros_like(mean)
-        mean, variance, count = mean.to(dtype), variance.to(dtype), count.to(dtype)
+        mean, variance, count = (values[None].to(dtype) for values in (mean, variance, count))
         weight, bias = call.given(inputs, "weight"), call.given(inputs, "bias")
-        weight = torch.ones_like(mean) if weight is None else weight.to(dtype)
-        bias = torch.zeros_like(mean) if bias is None else bias.to(dtype)
+        weight = torch.ones_like(mean) if weight is None else weight[None].to(dtype)
+        bias = torch.zeros_like(mean) if bias is None else bias[None].to(dtype)
         output = standardised(x, mean, variance, call["eps"], weight, bias)
         return output, Saved(x, weight, mean, variance, count) if any(call.wanted) else None
 
@@ -100,13 +100,13 @@ class BatchNorm(StagedRule):
             mean, unbiased = weighted[1] / total, weighted[2] / total
         momentum = call["momentum"]
         for buffer, value in ((running_mean, mean), (running_var, unbiased)):
-            buffer.copy_(buffer * (1 - momentum) + momentum * value)
+            buffer.lerp_(value.to(buffer.dtype), momentum)
 
     def backward_stages(self, call: Call, saved: Any, grad: Tensor) -> Stages:
         x, mean, eps, training = saved.x, saved.mean, call["eps"], call["training"]
         rstd = (saved.variance + eps).rsqrt()
         scale = saved.weight * rstd
-        sums = mean.new_zeros(2, x.shape[1])
+        sums = mean.new_zeros(2, *mean.shape)
         if training or any(call.wanted[1:]):
             sums = gradient_sums(grad, x, mean, rstd)
         total = sums
@@ -114,13 +114,13 @@ class BatchNorm(StagedRule):
             total = yield sums.clone()
         grads: list[Tensor | None] = [None] * len(call.wanted)
         if call.wanted[0] and training:
-            means = total / saved.count.clamp(min=1)
-            grads[0] = through_statistics(grad, x, mean, saved.variance, eps, scale, means)
+            shift, slope = -scale * total / saved.count.clamp(min=1)
+            grads[0] = through_statistics(grad, x, mean, saved.variance, eps, scale, slope, shift)
         elif call.wanted[0]:
-            grads[0] = grad * along_channels(scale.to(grad.dtype), grad)
+            grads[0] = grad * scale.to(grad.dtype).view(1, -1, *(1,) * (x.dim() - 2))
         for role, value in (("weight", sums[1]), ("bias", sums[0])):
             if role in call.named and call.wanted[call.named[role]]:
-                grads[call.named[role]] = value.to(call.node.input_types[call.named[role]].dtype)
+                grads[call.named[role]] = value[0].to(call.node.input_types[call.named[role]].dtype)
         return tuple(grads)
 
     def example(self, rng: random.Random) -> Example:
