@@ -154,8 +154,8 @@ def test_half_precision_and_memory_formats(
 
 def test_channels_last_is_kept() -> None:
     x = image(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
-    mean, variance, *scales = (channels(3, seed) for seed in range(4))
-    y = standardised(x, mean, variance, 1e-5, *scales)
-    grad_x = through_statistics(y.contiguous(), x, mean, variance, 1e-5, mean, torch.stack(scales))
+    mean, variance, weight, bias = (channels(3, seed)[None] for seed in range(4))
+    y = standardised(x, mean, variance, 1e-5, weight, bias)
+    grad_x = through_statistics(y.contiguous(), x, mean, variance, 1e-5, weight, bias, mean)
     assert y.is_contiguous(memory_format=torch.channels_last)
     assert grad_x.is_contiguous(memory_format=torch.channels_last)

@@ -3,6 +3,8 @@
 What batch norm, group norm and instance norm share: all of them scale and shift a channel (of a sample).
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -22,35 +24,53 @@ def dense_like(x: Tensor, other: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last if x.dim() == 4 else torch.channels_last_3d)
 
 
-def along_channels(values: Tensor, x: Tensor) -> Tensor:
-    """`values` [C] in the shape that broadcasts against `x` [N, C, ...]."""
-    return values.view(-1, *(1,) * (x.dim() - 2))
-
-
 def standardised(x: Tensor, mean: Tensor, variance: Tensor, eps: float, weight: Tensor, bias: Tensor) -> Tensor:
-    """`(x - mean) / sqrt(variance + eps) * weight + bias` in one pass; all but `x` [N, C, ...] are [C]."""
-    if x.numel() == 0:
-        return torch.empty_like(x)
-    return torch.batch_norm(dense_like(x, x), weight, bias, mean, variance, False, 0.0, eps, False)
+    """`(x - mean) / sqrt(variance + eps) * weight + bias` in one pass.
+
+    All but `x` [N, C, ...] are [S, C]: with S = 1 the same for all samples, with S = N of each sample.
+    """
+    x = dense_like(x, x)
+    output, unused = torch.empty_like(x), mean.new_empty(0)
+    for (part, rows), (out, _) in zip(_as_channels(x, mean), _as_channels(output, mean)):
+        statistics = [values[rows].reshape(-1) for values in (weight, bias, mean, variance)]
+        kernel = torch_op("native_batch_norm").out
+        kernel(part, *statistics, False, 0.0, eps, out=out, save_mean=unused, save_invstd=unused)
+    return output
 
 
 def gradient_sums(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
-    """Sums [2, C] over all but channels of `grad`, and of `grad * (x - mean) * rstd`, in one pass over both."""
-    if x.numel() == 0:
-        return mean.new_zeros(2, x.shape[1])
-    backward = torch_op("native_batch_norm_backward")
-    _, scaled, plain = backward(
-        dense_like(grad, x), dense_like(x, x), None, None, None, mean, rstd, True, 0.0, [False, True, True]
-    )
-    return torch.stack([plain, scaled])
+    """Sums [2, S, C] over space, and with S = 1 over samples, of `grad` and of `grad * (x - mean) * rstd`.
+
+    One pass over both `grad` and `x` [N, C, ...]; `mean` and `rstd` are [S, C].
+    """
+    sums = mean.new_zeros(2, *mean.shape)
+    grad, x = dense_like(grad, x), dense_like(x, x)
+    for (part, rows), (grad_part, _) in zip(_as_channels(x, mean), _as_channels(grad, mean)):
+        statistics = (mean[rows].reshape(-1), rstd[rows].reshape(-1))
+        backward = torch_op("native_batch_norm_backward")
+        _, scaled, plain = backward(grad_part, part, None, None, None, *statistics, True, 0.0, [False, True, True])
+        sums[0, rows], sums[1, rows] = plain.view(-1, x.shape[1]), scaled.view(-1, x.shape[1])
+    return sums
 
 
 def through_statistics(
-    grad: Tensor, x: Tensor, mean: Tensor, variance: Tensor, eps: float, scale: Tensor, means: Tensor
+    grad: Tensor, x: Tensor, mean: Tensor, variance: Tensor, eps: float, scale: Tensor, slope: Tensor, shift: Tensor
 ) -> Tensor:
-    """`scale * (grad - means[0] - xhat * means[1])` with `xhat = (x - mean) / sqrt(variance + eps)`, in two passes.
+    """`scale * grad + slope * xhat + shift` with `xhat = (x - mean) / sqrt(variance + eps)`, in two passes.
 
-    The gradient of what was normalised with its own statistics; `means` [2, C] are those of `grad` and `grad * xhat`.
+    The gradient of what was normalised with its own statistics. All but `grad` and `x` [N, C, ...] are [S, C].
     """
-    inner = standardised(x, mean, variance, eps, -scale * means[1], -scale * means[0])
-    return inner.addcmul_(dense_like(grad, x), along_channels(scale, x))
+    along_channels = (*scale.shape, *(1,) * (x.dim() - 2))
+    return standardised(x, mean, variance, eps, slope, shift).addcmul_(dense_like(grad, x), scale.view(along_channels))
+
+
+def _as_channels(x: Tensor, values: Tensor) -> Iterator[tuple[Tensor, slice]]:
+    """Views of `x`, and the rows of `values` [S, C], such that each channel of a view has one value."""
+    if x.numel() == 0:
+        return
+    if len(values) == 1:
+        yield x, slice(None)
+    elif x.is_contiguous():
+        yield x.view(1, -1, *x.shape[2:]), slice(None)
+    else:
+        yield from ((x[n : n + 1], slice(n, n + 1)) for n in range(len(x)))
