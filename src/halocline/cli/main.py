@@ -11,7 +11,7 @@ import click
 
 from halocline.cli.ranks import leave
 
-COMMANDS = ("run", "train", "verify")
+COMMANDS = ("run", "train", "verify", "bench")
 INTERRUPTED = 130
 
 

@@ -1,0 +1,100 @@
+"""One rank of one side of a benchmark: it prepares the step, then runs it as often as it is told.
+
+Started by `race.py` with the side and the workload as JSON; asked for steps over a local connection.
+"""
+
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Client
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from halocline.bench.workload import Batch, Workload
+from halocline.comm.connect import connect
+from halocline.step import parallelize
+
+Step = Callable[[], None]
+
+
+def plain_step(workload: Workload, channels_last: bool) -> tuple[Step, list[Tensor]]:
+    """One process, as PyTorch runs it."""
+    model, loss, batch = workload.make()
+    model, batch = _formatted(model, batch, channels_last)
+    x = batch[0].requires_grad_(workload.wants_input_gradient)
+
+    def step() -> None:
+        loss(model(x), batch[1]).backward()
+
+    return step, [x, *model.parameters()]
+
+
+def split_step(workload: Workload, plan: str) -> tuple[Step, list[Tensor]]:
+    """Every sample split over the ranks."""
+    model, loss, batch = workload.make()
+    parallel = parallelize(model, loss, batch, plan)
+    x, *rest = parallel.scatter(*batch)
+    x.requires_grad_(workload.wants_input_gradient)
+
+    def step() -> None:
+        parallel(x, *rest).backward()
+
+    return step, [x, *model.parameters()]
+
+
+def ddp_step(workload: Workload, channels_last: bool) -> tuple[Step, list[Tensor]]:
+    """DistributedDataParallel: whole samples divided over the ranks, batch norm over each rank's own."""
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    torch.distributed.init_process_group("gloo")
+    model, loss, batch = workload.make()
+    model, batch = _formatted(model, tuple(x.chunk(ranks)[rank] for x in batch), channels_last)
+    replica = DistributedDataParallel(model)
+
+    def step() -> None:
+        loss(replica(batch[0]), batch[1]).backward()
+
+    return step, list(model.parameters())
+
+
+def _formatted(model: nn.Module, batch: Batch, channels_last: bool) -> tuple[nn.Module, Batch]:
+    if not channels_last:
+        return model, batch
+    kind: Any = torch.channels_last if batch[0].dim() == 4 else torch.channels_last_3d
+    model.to(memory_format=kind)  # type: ignore[call-overload]
+    return model, (batch[0].contiguous(memory_format=kind), *batch[1:])
+
+
+def main() -> None:
+    side = json.loads(sys.argv[1])
+    torch.set_num_threads(side["threads"])
+    workload = Workload(**side["workload"])
+    rank = connect().rank if side["kind"] == "halocline" else int(os.environ.get("RANK", "0"))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if side["kind"] == "halocline":
+        step, leaves = split_step(workload, side["plan"])
+    elif side["kind"] == "ddp":
+        step, leaves = ddp_step(workload, side["channels_last"])
+    else:
+        step, leaves = plain_step(workload, side["channels_last"])
+    with Client(side["address"], authkey=bytes.fromhex(side["key"])) as driver:
+        driver.send((side["name"], rank))
+        while count := driver.recv():
+            seconds = []
+            for _ in range(count):
+                for leaf in leaves:
+                    leaf.grad = None
+                start = time.perf_counter()
+                step()
+                seconds.append(time.perf_counter() - start)
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            driver.send((seconds, (peak - before) * 1024))
+
+
+if __name__ == "__main__":
+    main()
