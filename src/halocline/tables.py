@@ -11,15 +11,15 @@ from .cost.estimate import BUCKET_BYTES, reduction_s
 from .cost.gradients import carrying, trained, wanted_inputs
 from .cost.local_times import LocalTimes
 from .cost.machine import Machine
-from .cost.movement import gradient_share, received
-from .cost.pairs import Array, Owners, pair_costs
+from .cost.movement import beside_s, gradient_share, may_stay_apart, received
+from .cost.pairs import Array, Beside, Owners, pair_costs
 from .cost.sampled import even_split, output_layout_of, sample_ranks
 from .cost.work import Kept, kept, partial_bytes
 from .graph import Graph, Node
 from .layout import DimSplit, Layout
 from .mesh import Mesh
 from .ops import rule_for
-from .ops.rule import Reduction, Rule, StagedRule
+from .ops.rule import AdditiveRule, Reduction, Rule, StagedRule
 from .placement import Split, box
 from .problem import Edge, Variable, first_wants
 from .region import Region
@@ -149,7 +149,7 @@ class Tables:
         axes = self.mesh.ordered(frozenset(axis for axes in split.values() for axis in axes))
         sums, packing = gradient_share(self.machine, self.mesh, axes, fixed.grads_bytes, self.bucket_bytes)
         for position in fixed.batch:
-            seconds, kept_bytes = self._batch(node, position, split)
+            seconds, kept_bytes = self._batch(node, position, split, forward)
             moving += seconds
             held += kept_bytes * fixed.keeps.inputs[position]
         return forward + backward + stages + moving + packing, sums, backward + stages / 2, held
@@ -167,7 +167,7 @@ class Tables:
         grads = sum(self.graph.types[name].nbytes for name in leaves)
         return _Fixed(node, rule, wanted, tuple(reductions), holds, itemsize, grads, self._reads_batch(node))
 
-    def _batch(self, node: Node, position: int, split: Split) -> tuple[float, float]:
+    def _batch(self, node: Node, position: int, split: Split, forward_s: float) -> tuple[float, float]:
         """What a first reader fetches beyond its own part of a batch tensor, and the bytes it then holds of it."""
         type = node.input_types[position]
         wants = first_wants(self.graph, node.inputs[position], {node.name: split})
@@ -175,7 +175,9 @@ class Tables:
         layout, worst, held = Layout(self.mesh, tuple(dims)), 0.0, 0.0
         for rank in self.ranks:
             need = self.needs(node, split, rank)[position]
-            worst = max(worst, received(self.machine, layout, need, rank, type.dtype.itemsize).seconds)
+            there = received(self.machine, layout, need, rank, type.dtype.itemsize)
+            apart = there.messages and may_stay_apart(self.mesh, node, position, layout, need, layout.region(rank))
+            worst = max(worst, beside_s(self.machine, there, forward_s) if apart else there.seconds)
             held = max(held, float(need.size * type.dtype.itemsize))
         return worst, held
 
@@ -244,16 +246,32 @@ class Tables:
         nbytes = np.zeros_like(seconds)
         held = kept(reader, wanted_inputs(reader, self.carried)).inputs[position]
         own_kept = self._holds_own(producer) if producer else True
+        beside = self._beside(reader, position, names)
         for rank in self.ranks:
             needs = [self.needs(reader, split, rank)[position] for split in names]
             owners = Owners(self.machine, layouts, rank, type.dtype.itemsize)
-            pairs = pair_costs(owners, needs, over, carries)
+            pairs = pair_costs(owners, needs, over, carries, beside)
             seconds = np.maximum(seconds, pairs.there_s + pairs.back_s)
             if held:
                 sizes = np.array([need.size * type.dtype.itemsize for need in needs], dtype=np.float64)
-                inside = 0.0 if own_kept else owners.sizes[:, None]
-                nbytes = np.maximum(nbytes, np.where(pairs.local, inside, sizes[None, :]))
+                inside = np.zeros_like(nbytes) if own_kept else owners.sizes[:, None] + np.zeros_like(nbytes)
+                boxes = inside + sizes[None, :] - pairs.shared_bytes
+                fetched = np.where(pairs.apart, boxes, sizes[None, :])
+                nbytes = np.maximum(nbytes, np.where(pairs.local, inside, fetched))
         return seconds, nbytes
+
+    def _beside(self, reader: Node, position: int, splits: Sequence[Split]) -> Beside | None:
+        """The reader's times by itself, if it can add its halo apart."""
+        rule = rule_for(reader)
+        if position or not isinstance(rule, AdditiveRule):
+            return None
+        wanted, found = wanted_inputs(reader, self.carried), []
+        for split in splits:
+            parts = self.parts(reader, split)
+            at = box(reader, {i: dim.parts[self.mesh.part(0, dim.axes)] for i, dim in parts.items()})
+            found.append(self.times.seconds(reader, rule.reads(reader, at), rule.writes(reader, at), wanted))
+        forward, backward = (np.array(column, dtype=np.float64) for column in zip(*found))
+        return Beside(tuple(rule.additive_dims(reader)), forward, backward)
 
     def _layout(self, producer: Node | None, value: str, group: Group, split: Split) -> Layout:
         if producer is None:

@@ -14,7 +14,7 @@ from .gradients import carrying, trained, wanted_inputs
 from .local_times import LocalTimes
 from .machine import Machine
 from .memory import Memory, memory_of
-from .movement import packing_s, received, returned
+from .movement import NOTHING, beside_s, may_stay_apart, packing_s, received, returned
 from .sampled import Sampled
 from .work import partial_bytes
 
@@ -108,7 +108,7 @@ class _Estimating:
         over = self.sampled.over(node)
         halo = redistribution = 0.0
         moved = messages = 0
-        for value, need, type, want in zip(node.inputs, reads, node.input_types, wanted, strict=True):
+        for position, (value, need, type, want) in enumerate(zip(node.inputs, reads, node.input_types, wanted)):
             owns = self.sampled.layouts[value]
             if value in self.graph.replicated and not owns.axes and owns.region(rank) == need:
                 continue
@@ -117,10 +117,13 @@ class _Estimating:
                 continue
             self.seen[shared] = None
             there = received(self.machine, owns, need, rank, type.dtype.itemsize)
-            seconds = there.seconds
+            back, sums = NOTHING, 0.0
             if want and value not in self.graph.replicated:
                 back, sums = returned(self.machine, owns, need, rank, type.dtype.itemsize, over)
-                seconds += back.seconds + sums
+            if there.messages and may_stay_apart(self.mesh, node, position, owns, need, owns.region(rank)):
+                seconds = beside_s(self.machine, there, forward) + beside_s(self.machine, back, backward) + sums
+            else:
+                seconds = there.seconds + back.seconds + sums
             if owns.axes == over:
                 halo += seconds
             else:

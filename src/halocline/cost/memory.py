@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from ..graph import Graph, Node
+from ..ops import rule_for
 from .gradients import trained, wanted_inputs
+from .movement import may_stay_apart
 from .sampled import Sampled
 from .work import VIEWS, Kept, kept
 
@@ -118,12 +120,20 @@ class _Walk:
         holds: Kept = kept(node, wanted)
         feeds: list[tuple[str, int]] = []
         fetched: list[str] = []
-        for value, need, type in zip(node.inputs, self.sampled.reads[node.name, self.rank], node.input_types):
+        boxes: list[str] = []
+        reads = self.sampled.reads[node.name, self.rank]
+        for position, (value, need, type) in enumerate(zip(node.inputs, reads, node.input_types)):
             size = need.size * type.dtype.itemsize
             own = self.sampled.layouts[value].region(self.rank)
             if value in self.graph.replicated:
                 feeds.append(("", size))
             elif own.holds(need):
+                feeds.append((self.block[value], size))
+            elif may_stay_apart(self.sampled.mesh, node, position, self.sampled.layouts[value], need, own):
+                block = f"halo of {value} for {node.name}"
+                self.heap.hold(block, size - own.meet(need).size * type.dtype.itemsize)
+                fetched.append(block)
+                boxes.append(block)
                 feeds.append((self.block[value], size))
             else:
                 block = f"{value} for {node.name}"
@@ -131,12 +141,13 @@ class _Walk:
                 fetched.append(block)
                 feeds.append((block, size))
         self.feeds[node.name] = feeds
-        if node.op in VIEWS and feeds and feeds[0][0]:
+        if feeds and feeds[0][0] and (node.op in VIEWS or self._overwrites(node, feeds[0][0])):
             self._own(node.name, feeds[0][0])
         else:
             self._own(node.name, node.name)
         keeps = [block for (block, _), keep in zip(feeds, holds.inputs) if keep and block]
         keeps += [self.block[node.name]] if holds.output else []
+        keeps += boxes if any(holds.inputs[:1]) else []
         for block in keeps:
             self.heap.hold(block, 0)
         if holds.extra_bytes:
@@ -147,6 +158,24 @@ class _Walk:
         self.kept[node.name] = keeps
         for block in fetched:
             self.heap.drop(block)
+
+    def _overwrites(self, node: Node, block: str) -> bool:
+        """Whether the node puts its output in place of its first input, as `program` decides."""
+        value = node.inputs[0]
+        maker = self._made.get(value)
+        return (
+            rule_for(node).overwrites
+            and maker is not None
+            and rule_for(maker).fresh
+            and block == self.block[value]
+            and self.graph.readers[value] == (node,)
+            and value not in (*self.graph.outputs, *self.graph.updates.values())
+            and self.graph.types[value] == node.type
+        )
+
+    @cached_property
+    def _made(self) -> Mapping[str, Node]:
+        return {node.name: node for node in self.graph.nodes}
 
     def _backward(self, node: Node) -> None:
         """The gradient of the output is there; those of the inputs come, then what was kept and the first go."""

@@ -8,7 +8,7 @@ interconnect, are known from the interval alone. Bytes and messages on a level a
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from math import gcd
+from math import gcd, prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from ..mesh import Mesh
 from ..region import Region, balanced
 from .collective import allreduce_s
 from .machine import Machine
+from .movement import CALLS_APART, CORRECT_BYTES
 
 Array = NDArray[np.float64]
 Whole = NDArray[np.int64]
@@ -31,6 +32,17 @@ class Pairs:
     back_s: Array
     in_place: NDArray[np.bool_]
     local: NDArray[np.bool_]
+    apart: NDArray[np.bool_]  # the halo stays apart from the own block
+    shared_bytes: Array  # what is needed of the own block
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A reader that adds its halo apart where its block is large: along which dims, and its times for each need."""
+
+    dims: tuple[int, ...]
+    forward_s: Array
+    backward_s: Array
 
 
 class Owners:
@@ -45,6 +57,15 @@ class Owners:
     def sizes(self) -> Array:
         """Bytes of the rank's own region under each layout."""
         return np.array([layout.region(self.rank).size * self.itemsize for layout in self.layouts], dtype=np.float64)
+
+    @cached_property
+    def block_bytes(self) -> Array:
+        """Bytes of an even share of the value under each layout."""
+        found = [
+            prod(layout.shape) * self.itemsize // self.mesh.parts(self.mesh.ordered(layout.axes))
+            for layout in self.layouts
+        ]
+        return np.array(found, dtype=np.float64)
 
     @cached_property
     def masks(self) -> Whole:
@@ -86,49 +107,72 @@ def axes_mask(mesh: Mesh, axes: frozenset[str]) -> int:
     return sum(1 << number for number, name in enumerate(mesh.names) if name in axes)
 
 
-def pair_costs(owners: Owners, needs: Sequence[Region], over: Sequence[frozenset[str]], carries: bool) -> Pairs:
+def pair_costs(
+    owners: Owners, needs: Sequence[Region], over: Sequence[frozenset[str]], carries: bool, beside: Beside | None = None
+) -> Pairs:
     """What it costs the owners' rank to get each of `needs` from each layout, and to give its gradient back.
 
     `over` are the axes along which the reader of each need is split; `carries` says whether there is a gradient.
     """
     machine, local = owners.machine, owners.machine.local
-    levels = range(-1, len(machine.levels))
     intervals = np.array([need.intervals for need in needs], dtype=np.int64).reshape(len(needs), -1, 2)
     over_masks = np.array([axes_mask(owners.mesh, axes) for axes in over], dtype=np.int64)
-    shape = (len(owners.layouts), len(needs))
-    points = [np.ones(shape) for _ in levels]
-    parts = [np.ones(shape) for _ in levels]
-    back_points = [np.ones(shape) for _ in levels]
-    back_parts = [np.ones(shape) for _ in levels]
-    in_place = np.ones(shape, dtype=bool)
-    for dim, (splits, which) in enumerate(owners.distinct):
-        found = _along_dim(owners, splits, intervals[:, dim, 0], intervals[:, dim, 1], over_masks)
-        in_place &= found.same[which]
-        for number in range(len(levels)):
-            points[number] *= found.points[number][which]
-            parts[number] *= found.parts[number][which]
-            if carries:
-                back_points[number] *= found.back_points[number][which]
-                back_parts[number] *= found.back_parts[number][which]
+    dims = [
+        _along_dim(owners, splits, which, intervals[:, dim, 0], intervals[:, dim, 1], over_masks)
+        for dim, (splits, which) in enumerate(owners.distinct)
+    ]
     size = np.array([need.size for need in needs], dtype=np.float64)
-    in_place |= size[None, :] == 0
-    needed = size * owners.itemsize
-    there = _seconds(machine, points, parts, owners.itemsize)
-    is_local = np.round(parts[-1] - parts[0]) <= 0
-    there += np.where(is_local, 0.0, local.overhead_s + 2 * needed * local.memory_seconds_per_byte)
-    back = np.zeros(shape)
-    if carries:
-        back = _seconds(machine, back_points, back_parts, owners.itemsize)
-        back += local.overhead_s + 2 * owners.sizes[:, None] * local.memory_seconds_per_byte
-        back[in_place] = 0.0
-        back += _replica_sums(owners, over_masks)
+    in_place = np.logical_and.reduce([dim.same for dim in dims]) | (size[None, :] == 0)
+    messages, there = _moving(machine, [dim.points for dim in dims], [dim.parts for dim in dims], owners.itemsize)
+    is_local = in_place | (messages <= 0)
     there[in_place] = 0.0
-    return Pairs(there, back, in_place, is_local | in_place)
+    buffer = local.overhead_s + 2 * size[None, :] * owners.itemsize * local.memory_seconds_per_byte
+    there_s = there + np.where(is_local, 0.0, buffer)
+    back, back_messages = np.zeros_like(there), np.zeros_like(there)
+    back_s = np.zeros_like(there)
+    if carries:
+        back_messages, back = _moving(
+            machine, [dim.back_points for dim in dims], [dim.back_parts for dim in dims], owners.itemsize
+        )
+        back_s = back + local.overhead_s + 2 * owners.sizes[:, None] * local.memory_seconds_per_byte
+        back_s[in_place] = 0.0
+    apart = np.zeros_like(is_local)
+    if beside is not None:
+        apart = ~is_local & (owners.block_bytes >= CORRECT_BYTES)[:, None]
+        for number, dim in enumerate(dims):
+            apart &= dim.same if number not in beside.dims else True
+        there_s = np.where(apart, _beside(machine, there, messages, beside.forward_s), there_s)
+        back_s = np.where(apart, _beside(machine, back, back_messages, beside.backward_s), back_s)
+    if carries:
+        back_s = back_s + _replica_sums(owners, over_masks)
+    shared = np.prod([dim.points[0] for dim in dims], axis=0) * owners.itemsize
+    return Pairs(there_s, back_s, in_place, is_local, apart, shared)
+
+
+def _beside(machine: Machine, moving_s: Array, messages: Array, computing_s: Array) -> Array:
+    """`movement.beside_s` for all pairs."""
+    hidden = np.minimum(machine.overlap * moving_s, computing_s[None, :])
+    return moving_s - hidden + CALLS_APART * messages * machine.local.overhead_s / 2
+
+
+def _moving(
+    machine: Machine, points: list[list[Array]], parts: list[list[Array]], itemsize: int
+) -> tuple[Array, Array]:
+    """Messages, and the seconds they take, from the points and parts shared along each dim."""
+    reach = [np.prod([dim[number] for dim in points], axis=0) for number in range(len(points[0]))]
+    count = [np.prod([dim[number] for dim in parts], axis=0) for number in range(len(parts[0]))]
+    total, local = np.zeros_like(reach[0]), machine.local
+    for number, level in enumerate(machine.levels):
+        messages = np.round(count[number + 1] - count[number])
+        nbytes = (reach[number + 1] - reach[number]) * itemsize
+        total += messages * (level.latency_s + 2 * local.overhead_s)
+        total += nbytes * (level.seconds_per_byte + 4 * local.memory_seconds_per_byte)
+    return np.round(count[-1] - count[0]), total
 
 
 @dataclass(frozen=True)
 class _Dim:
-    """The splits of one dim (rows) against all needs (columns): points and parts shared, cumulated over the levels."""
+    """One dim of all layouts (rows) against all needs (columns): points and parts shared, cumulated over the levels."""
 
     points: list[Array]
     parts: list[Array]
@@ -137,7 +181,9 @@ class _Dim:
     same: NDArray[np.bool_]
 
 
-def _along_dim(owners: Owners, splits: list[DimSplit], starts: Whole, stops: Whole, over_masks: Whole) -> _Dim:
+def _along_dim(
+    owners: Owners, splits: list[DimSplit], which: Whole, starts: Whole, stops: Whole, over_masks: Whole
+) -> _Dim:
     mesh = owners.mesh
     low, high = _part_numbers(splits, starts), _part_numbers(splits, np.maximum(stops - 1, starts))
     total = np.array([len(split.parts) for split in splits])[:, None]
@@ -162,7 +208,8 @@ def _along_dim(owners: Owners, splits: list[DimSplit], starts: Whole, stops: Who
             same = (starts == begin) & (stops == end)
     back_points = [points[0] + np.maximum(p - points[0], 0) * share for p in points]
     back_parts = [parts[0] + np.ceil(np.maximum(p - parts[0], 0) * share) for p in parts]
-    return _Dim(points, parts, back_points, back_parts, same)
+    rows = [[table[which] for table in tables] for tables in (points, parts, back_points, back_parts)]
+    return _Dim(rows[0], rows[1], rows[2], rows[3], same[which])
 
 
 def _part_numbers(splits: list[DimSplit], points: Whole) -> Whole:
@@ -189,17 +236,6 @@ def _balanced_scale(split: DimSplit) -> int:
         return 0
     even = balanced(split.size // scale, len(split.parts))
     return scale if all(a * scale == c and b * scale == d for (a, b), (c, d) in zip(even, split.parts)) else 0
-
-
-def _seconds(machine: Machine, points: list[Array], parts: list[Array], itemsize: int) -> Array:
-    total = np.zeros_like(points[0])
-    local = machine.local
-    for number, level in enumerate(machine.levels):
-        messages = np.round(parts[number + 1] - parts[number])
-        nbytes = (points[number + 1] - points[number]) * itemsize
-        total += messages * (level.latency_s + 2 * local.overhead_s)
-        total += nbytes * (level.seconds_per_byte + 4 * local.memory_seconds_per_byte)
-    return total
 
 
 def _replica_sums(owners: Owners, over_masks: Whole) -> Array:

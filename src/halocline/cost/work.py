@@ -111,10 +111,27 @@ class Kept:
     extra_bytes: int = 0
 
 
+def _output_only(inputs: tuple[bool, ...]) -> Kept:
+    return Kept((False,) * len(inputs), True)
+
+
+def _nothing(inputs: tuple[bool, ...]) -> Kept:
+    return Kept((False,) * len(inputs), False)
+
+
+LEAN: dict[str, Callable[[tuple[bool, ...]], Kept]] = {
+    "relu": _output_only,
+    **dict.fromkeys(VIEWS, _nothing),
+    **{f"upsample_{kind}": _nothing for kind in ("nearest1d", "nearest2d", "nearest3d", "bilinear2d", "trilinear3d")},
+    "dropout": _nothing,  # its mask is a hash, drawn again
+}
+
+
 def kept(node: Node, wanted: Sequence[bool]) -> Kept:
     """What the runtime keeps of `node` until its backward pass, where `wanted` says which inputs get a gradient.
 
-    A plain rule keeps its autograd leaves and its output; a staged rule or one with its own `forward` its inputs.
+    A plain rule keeps its autograd leaves and its output; a staged rule its first input; one with a `forward` of its
+    own its inputs, unless `LEAN` says that it keeps less.
     """
     rule = rule_for(node)
     if not any(wanted):
@@ -122,6 +139,8 @@ def kept(node: Node, wanted: Sequence[bool]) -> Kept:
     inputs = tuple(type.differentiable for type in node.input_types)
     if isinstance(rule, StagedRule):
         return Kept((inputs[0], *(False,) * (len(inputs) - 1)), False)
+    if node.op in LEAN:
+        return LEAN[node.op](inputs)
     own_forward = type(rule).forward is not Rule.forward
     if node.op.startswith(("max_pool", "adaptive_max_pool")):
         return Kept(inputs, not own_forward, 8)  # the places of the maxima, int64
