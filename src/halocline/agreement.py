@@ -50,6 +50,20 @@ def agree(comm: Comm, facts: Mapping[str, str]) -> None:
             )
 
 
+def digest(value: object) -> int:
+    """A number, never negative, for what `value` prints: the same in every process."""
+    return int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=8).digest()) >> 2
+
+
+def everywhere(comm: Comm, number: int) -> bool:
+    """Whether `number` is the same on every rank, which all of them learn. One small reduction: cheap beside a step."""
+    if comm.size == 1:
+        return True
+    extremes = torch.tensor([number, -number])
+    comm.all_reduce(extremes, tuple(range(comm.size)), "max").wait()
+    return bool(extremes.tolist() == [number, -number])
+
+
 def _ranks(ranks: list[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:8]))}{', ...' if len(ranks) > 8 else ''}"
 

@@ -8,20 +8,20 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
-from .agreement import agree, fingerprint, together
+from .agreement import agree, digest, everywhere, fingerprint, together
 from .byhand import plan_by_hand
 from .capture import Loss, capture
 from .comm.comm import Comm
 from .comm.connect import connect
-from .errors import SignatureError, StepError
+from .errors import PlanError, StepError
 from .exchange import Mover
-from .graph import Graph
+from .graph import Graph, TensorType
 from .mesh import Mesh, prime_mesh
 from .ops.rule import Noise
 from .placement import Placement, Plan
+from .prepared import Owed, Prepared
 from .program import Program, lower
 from .region import Region
 from .runtime import Runner, Tape
@@ -29,6 +29,10 @@ from .transfer import Transfer
 
 MemoryFormat = Literal["auto", "channels_last", "preserve"]
 PlanSpec = str | Mapping[str, str] | Plan
+Batch = tuple[tuple[tuple[int, ...], torch.dtype, str], ...]  # shape, dtype and device of each tensor
+Names = tuple[str, ...]
+Flags = tuple[bool, ...]
+Key = tuple[Batch, Names, Flags, Flags]
 CACHED_PROGRAMS = 16
 
 
@@ -62,64 +66,19 @@ def parallelize(
     return step
 
 
-class _Prepared:
-    """A program for one signature, bound to this rank and to the model's tensors."""
-
-    def __init__(
-        self, graph: Graph, spec: pytree.TreeSpec, program: Program, runner: Runner, model: nn.Module, loss: Loss | None
-    ) -> None:
-        self.graph, self.spec, self.program, self.runner = graph, spec, program, runner
-        rank, layouts = runner.comm.rank, program.placement.layouts
-        self.regions = tuple(layouts[name].region(rank) for name in graph.inputs)
-        self._owners = owners(graph, model, loss)
-
-    def leaves(self) -> dict[str, Tensor]:
-        """The model's parameters and buffers as they are now, and the constants."""
-        return {name: getattr(*owner) for name, owner in self._owners.items()} | dict(self.graph.constants)
-
-    def check(self, parts: Sequence[Tensor]) -> None:
-        if len(parts) != len(self.regions):
-            raise SignatureError(f"the step takes {len(self.regions)} tensors, as its batch has; it got {len(parts)}")
-        for number, (part, region, type) in enumerate(zip(parts, self.regions, self.graph.inputs.values())):
-            if tuple(part.shape) != region.shape or part.dtype != type.dtype:
-                whole = tuple(part.shape) == type.shape
-                raise SignatureError(
-                    f"batch tensor {number} on rank {self.runner.comm.rank}: this rank's part is {region} of {type}, "
-                    f"shape {region.shape}; it got {part.dtype} {tuple(part.shape)}"
-                    + (", the whole tensor. Pass step.scatter(...) of it." if whole else ". See step.regions.")
-                )
-
-
-def owners(graph: Graph, model: nn.Module, loss: Loss | None) -> dict[str, tuple[nn.Module, str]]:
-    """For each parameter and buffer of the graph the module that holds it, and its name there."""
-    found = {}
-    for name, path in (*graph.parameters.items(), *graph.buffers.items()):
-        prefix, _, attribute = path.rpartition(".")
-        if isinstance(loss, nn.Module) and (prefix + ".").startswith("loss.") and not hasattr(model, "loss"):
-            found[name] = loss.get_submodule(prefix.removeprefix("loss").lstrip(".")), attribute
-        else:
-            found[name] = model.get_submodule(prefix), attribute
-    return found
-
-
-def leaves_of(graph: Graph, model: nn.Module, loss: Loss | None) -> dict[str, Tensor]:
-    """The tensors of `model` and `loss` that the graph names, and its constants."""
-    return {name: getattr(*owner) for name, owner in owners(graph, model, loss).items()} | dict(graph.constants)
-
-
 class _Run(torch.autograd.Function):
     """One pass through the program, as autograd sees it: the wanted leaves go in, the outputs come out."""
 
     @staticmethod
-    def forward(ctx: Any, step: "Step", prepared: _Prepared, values: dict, names: list, *wanted: Tensor) -> Any:
+    def forward(ctx: Any, step: "Step", prepared: Prepared, values: dict, names: list, *wanted: Tensor) -> Any:
         outputs, tape = prepared.runner.forward(values)
         ctx.step, ctx.prepared, ctx.tape, ctx.names = step, prepared, tape, names
-        ctx.mark_non_differentiable(*(output for output in outputs if not output.is_floating_point()))
+        loose = (x for x, name in zip(outputs, prepared.graph.outputs) if name not in prepared.program.differentiable)
+        ctx.mark_non_differentiable(*loose)
         ctx.set_materialize_grads(False)
         return tuple(outputs)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         return (None, None, None, None, *ctx.step._backward(ctx.prepared, ctx.tape, ctx.names, grads))
 
@@ -145,11 +104,12 @@ class Step(nn.Module):
         self._spec, self._mesh = plan, mesh or prime_mesh(comm.size)
         if self._mesh.size != comm.size:
             raise StepError(f"the mesh {self._mesh} has {self._mesh.size} ranks, but {comm.size} are running")
-        self._programs: OrderedDict[Any, _Prepared] = OrderedDict()
-        self._batch: tuple[tuple[tuple[int, ...], torch.dtype, str], ...] | None = None
+        self._programs: OrderedDict[Any, Prepared] = OrderedDict()
+        self._batch: Batch | None = None
         self._parameters_seen: list[tuple[str, nn.Parameter]] = []
-        self._modules_seen: list[nn.Module] = []
-        self._pending: dict[tuple[str, tuple[str, ...]], Tensor] = {}  # gradients not summed yet, by parameter path
+        self._modules_seen: list[tuple[str, nn.Module]] = []
+        self._owed: set[Owed] = set()  # which gradients no_sync holds back, the same on every rank
+        self._pending: dict[Owed, Tensor] = {}  # this rank's part of them, where it has one
         self._sums = True
         together(comm, "weights", lambda: agree(comm, {"model and weights": fingerprint(self._whole())}))
 
@@ -169,6 +129,11 @@ class Step(nn.Module):
     def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Tensor]]:
         return self.model.named_buffers(*args, **kwargs)
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As of any module; what `no_sync` holds back is dropped too."""
+        self._pending, self._owed = {}, set()
+        self.model.zero_grad(set_to_none)
+
     @property
     def regions(self) -> tuple[Region, ...]:
         """The region of every batch tensor that this rank passes to the step. StepError before a batch is known."""
@@ -186,11 +151,15 @@ class Step(nn.Module):
 
     def prepare(self, *batch: Tensor) -> None:
         """Plans for a batch of these global shapes and dtypes; the following calls of the step are of this batch."""
-        self._batch = tuple((tuple(x.shape), x.dtype, str(x.device)) for x in batch)
+        before, self._batch = self._batch, _like(batch)
         # Walking through a large model takes longer than a small step: done once for every batch that is announced.
         self._parameters_seen = list(self.model.named_parameters(remove_duplicate=False))
-        self._modules_seen = list(self.model.modules())
-        self._prepared()
+        self._modules_seen = list(self.model.named_modules())
+        try:
+            self._agreed()
+        except Exception:
+            self._batch = before
+            raise
 
     def scatter(self, *batch: Tensor) -> tuple[Tensor, ...]:
         """This rank's part of every tensor of a whole batch; plans for its shapes if they are new."""
@@ -237,11 +206,10 @@ class Step(nn.Module):
 
     def forward(self, *parts: Tensor) -> Any:
         """The global loss, or this rank's part of the model's output when there is no loss."""
+        if self._batch is None or self.comm.size == 1:  # one rank's part is the whole
+            self.prepare(*parts)
+        prepared = self._agreed(parts)
         try:
-            if self._batch is None or self.comm.size == 1:  # one rank's part is the whole
-                self.prepare(*parts)
-            prepared = self._prepared(tuple(x.requires_grad for x in parts))
-            prepared.check(parts)
             self.noise.step += 1
             values = prepared.leaves() | dict(zip(prepared.graph.inputs, parts))
             names = sorted(name for name in values if name in prepared.program.differentiable)
@@ -255,13 +223,19 @@ class Step(nn.Module):
         return outputs[0] if self.loss is not None else pytree.tree_unflatten(outputs, prepared.spec)
 
     def _fail(self, error: Exception) -> None:
+        """Tells the other ranks of an error that only this one may have."""
         notes = " ".join(getattr(error, "__notes__", ()))
         self.comm.fail(f"{type(error).__name__}: {error} {notes}".strip())
 
     def _backward(
-        self, prepared: _Prepared, tape: Tape, names: list[str], grads: Sequence[Tensor | None]
+        self, prepared: Prepared, tape: Tape, names: list[str], grads: Sequence[Tensor | None]
     ) -> list[Tensor | None]:
         try:
+            if torch.is_grad_enabled():
+                raise StepError(
+                    "backward was called with create_graph=True, but a step is not twice differentiable: its gradients "
+                    "have no gradients. Compute such a term (a gradient penalty) in one process, outside the step."
+                )
             if tape.spent:
                 raise StepError(
                     "backward was called a second time through the same step: what it needs was freed after the first. "
@@ -269,10 +243,13 @@ class Step(nn.Module):
                 )
             tape.spent = True
             paths = prepared.graph.parameters
-            graph_names = {path: name for name, path in paths.items()}
-            if self._sums and self._pending:
+            if not self._sums:
+                self._owed |= prepared.summed
+            elif self._owed:
+                self._check_owed(prepared.summed)
+                graph_names = {path: name for name, path in paths.items()}
                 tape.leaf_grads = {(graph_names[path], axes): grad for (path, axes), grad in self._pending.items()}
-                self._pending = {}
+                self._pending, self._owed = {}, set()
             found = prepared.runner.backward(tape, grads, self._sums)
             for (name, axes), grad in tape.leaf_grads.items():
                 key = (paths[name], axes)
@@ -282,48 +259,87 @@ class Step(nn.Module):
             self._fail(error)
             raise
 
-    def _prepared(self, inputs_want_grad: tuple[bool, ...] = ()) -> _Prepared:
-        """The program for the current batch, training mode and wanted gradients, made when it is first met."""
+    def _check_owed(self, summed: frozenset[Owed]) -> None:
+        if missing := sorted(self._owed - summed):
+            raise StepError(
+                f"no_sync held back gradients of {len(missing)} parameters (`{missing[0][0]}`, ...) that this backward "
+                "does not sum over the ranks: its batch is split otherwise. Accumulate over batches of one shape."
+            )
+
+    def _agreed(self, parts: Sequence[Tensor] | None = None) -> Prepared:
+        """The program of what every rank is about to do; raises on every rank where that is not the same everywhere.
+
+        Where a rank's `parts` of the batch are not what the program takes, every rank raises SignatureError too.
+        """
+        key = self._key(tuple(x.requires_grad for x in parts or ()))
+        known = self._programs.get(key)
+        fits = known is None or parts is None or known.misfit(parts) is None
+        agreed = everywhere(self.comm, (known.number if known else digest(key)) if fits else -1)
+        if not agreed:
+            agree(self.comm, self._facts(*key))
+        prepared = self._prepared(key)
+        if parts is not None and (known is None or not agreed or not fits):
+            together(self.comm, "its part of the batch", lambda: prepared.check(parts))
+        return prepared
+
+    def _key(self, inputs_want_grad: tuple[bool, ...] = ()) -> Key:
+        """What a program is made for: the batch, the parameters that are trained, each module's mode, the inputs."""
         if self._batch is None:
             raise StepError("the step knows no batch yet: pass batch= to parallelize, or call step.prepare(*batch)")
         grad = torch.is_grad_enabled()
         wanted = tuple(name for name, p in self._parameters_seen if grad and p.requires_grad)
-        modes = tuple(module.training for module in self._modules_seen)
-        inputs_want_grad = tuple(grad and want for want in inputs_want_grad)
-        key = (self._batch, wanted, modes, inputs_want_grad if any(inputs_want_grad) else ())
+        modes = tuple(module.training for _, module in self._modules_seen)
+        return self._batch, wanted, modes, inputs_want_grad if grad and any(inputs_want_grad) else ()
+
+    def _facts(self, batch: Batch, wanted: Names, modes: Flags, inputs_want_grad: Flags) -> dict[str, str]:
+        """A key in words."""
+        names = [name for name, _ in self._modules_seen]
+        return {
+            "the batch's shapes and dtypes": "\n".join(
+                f"tensor {number}: {TensorType(shape, dtype)} on {device}"
+                for number, (shape, dtype, device) in enumerate(batch)
+            ),
+            "which parameters are trained": "\n".join(wanted) or "none (no gradients)",
+            "train/eval modes": "\n".join(f"{name or 'model'}.training = {mode}" for name, mode in zip(names, modes)),
+            "which inputs want a gradient": str(inputs_want_grad),
+        }
+
+    def _prepared(self, key: Key | None = None) -> Prepared:
+        """The program for `key` (by default: for what the step is set to do), made when it is first met."""
+        key = key or self._key()
         if key not in self._programs:
-            self._programs[key] = self._make(wanted, inputs_want_grad)
+            self._programs[key] = self._make(key)
             if len(self._programs) > CACHED_PROGRAMS:
                 self._programs.popitem(last=False)
         self._programs.move_to_end(key)
         return self._programs[key]
 
-    def _make(self, wanted: tuple[str, ...], inputs_want_grad: tuple[bool, ...]) -> _Prepared:
-        assert self._batch is not None
-        like = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in self._batch]
+    def _make(self, key: Key) -> Prepared:
+        batch, wanted, _, inputs_want_grad = key
+        like = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in batch]
 
-        def made() -> tuple[Graph, pytree.TreeSpec, Program]:
+        def made() -> tuple[pytree.TreeSpec, Program]:
             graph, spec = capture(self.model, self.loss, like)
-            self._check_loss(graph)
+            self._check_loss(graph, spec)
             graph = graph.with_attr("batch_norm", "statistics", self.statistics)
             plan = self._spec if isinstance(self._spec, Plan) else self._by_hand(graph, self._spec)
+            if plan.mesh.size != self.comm.size:
+                raise PlanError(
+                    f"the plan was made for {plan.mesh.size} ranks (mesh {plan.mesh}), but {self.comm.size} are running"
+                )
             leaves = {name for name, path in graph.parameters.items() if path in wanted}
             leaves |= {name for name, path in graph.parameters.items() if path.startswith("loss.")} if wanted else set()
             leaves |= {name for name, want in zip(graph.inputs, inputs_want_grad) if want}
-            return graph, spec, lower(Placement(graph, plan), frozenset(leaves))
+            return spec, lower(Placement(graph, plan), frozenset(leaves))
 
-        graph, spec, program = together(self.comm, "the model's capture or plan", made)
+        spec, program = together(self.comm, "the model's capture or plan", made)
+        placement = program.placement
         agree(
             self.comm,
-            {
-                "the batch's shapes and dtypes": str(self._batch),
-                "which parameters are trained": str(wanted),
-                "the captured model (its code, or train/eval modes)": str(graph),
-                "the plan": str(program.placement.plan),
-            },
+            {"the captured model (its code)": str(placement.graph), "the plan": str(placement.plan)},
         )
         runner = Runner(program, self.comm, self.noise)
-        return _Prepared(graph, spec, program, runner, self.model, self.loss)
+        return Prepared(digest(key), spec, program, runner, self.model, self.loss)
 
     def _by_hand(self, graph: Graph, spec: str | Mapping[str, str]) -> Plan:
         fast = any(node.op in ("conv2d", "conv3d") and node.type.dtype.itemsize <= 4 for node in graph.nodes)
@@ -331,12 +347,16 @@ class Step(nn.Module):
         plan = plan_by_hand(graph, self._mesh, spec)
         return replace(plan, memory_format=auto if self.memory_format == "auto" else self.memory_format)
 
-    def _check_loss(self, graph: Graph) -> None:
+    def _check_loss(self, graph: Graph, spec: pytree.TreeSpec) -> None:
         if self.loss is None:
             return
         types = [graph.types[name] for name in graph.outputs]
-        if len(types) != 1 or types[0].numel != 1 or not types[0].differentiable:
+        if not spec.is_leaf() or types[0].numel != 1 or not types[0].differentiable:
             raise StepError(
-                f"the loss must be one scalar of a floating-point dtype, but it is {', '.join(map(str, types))}; "
-                "reduce it with a mean or a sum"
+                f"the loss must be one scalar of a floating-point dtype, but it is {', '.join(map(str, types))}"
+                f"{'' if spec.is_leaf() else ' in a ' + (spec.type or tuple).__name__}; reduce it with a mean or a sum"
             )
+
+
+def _like(batch: Sequence[Tensor]) -> Batch:
+    return tuple((tuple(x.shape), x.dtype, str(x.device)) for x in batch)

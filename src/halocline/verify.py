@@ -16,8 +16,9 @@ from .ops import rule_for
 from .ops.call_op import call_op
 from .ops.rule import Call, Noise
 from .placement import box
+from .prepared import leaves_of
 from .region import Region
-from .step import PlanSpec, Step, leaves_of, parallelize
+from .step import PlanSpec, Step, parallelize
 
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 RANDOM = ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
