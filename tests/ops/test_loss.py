@@ -6,16 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from halocline.comm.comm import Comm
-from halocline.comm.threads import run_threads
-from halocline.graph import Graph, TensorType
-from halocline.mesh import Mesh
-from halocline.ops.rule import Noise
-from halocline.placement import Placement, Plan
-from halocline.program import lower
-from halocline.runtime import Runner
-
-from .fixed_split import check_split, node_for
+from .constant_inputs import check_first_gradient
+from .fixed_split import check_split
 
 aten = torch.ops.aten
 NONE, MEAN, SUM = 0, 1, 2
@@ -29,34 +21,6 @@ def classes(*shape: int, of: int) -> Tensor:
     return torch.randint(0, of, shape, generator=torch.Generator().manual_seed(1))
 
 
-def check_weighted(target: Any, args: tuple[Any, ...], split: dict[str, int]) -> None:
-    """Output and gradient of the first argument; class weights, to which torch gives no gradient, are replicated."""
-    node, values = node_for(target, *args)
-    types = {name: TensorType(tuple(value.shape), value.dtype) for name, value in values.items()}
-    first, second, *weights = node.inputs
-    inputs = {name: types[name] for name in (first, second)}
-    graph = Graph((node,), inputs, {}, {name: name for name in weights}, ("y",), {}, {"y": node.type, **types})
-    mesh = Mesh(tuple((f"axis_{index}", parts) for index, parts in split.items()))
-    plan = Plan(mesh, {"y": {index: (f"axis_{index}",) for index in split}}, {})
-    program = lower(Placement(graph, plan), frozenset({first}))
-    x = args[0].clone().requires_grad_()
-    want = target(x, *args[1:])
-    cotangent = torch.rand_like(want)
-    want.backward(cotangent)
-
-    def rank(comm: Comm) -> None:
-        torch.set_num_threads(1)
-        runner = Runner(program, comm, Noise())
-        (output,), tape = runner.forward(values)
-        region = program.placement.layouts["y"].region(comm.rank).intervals
-        mine = tuple(slice(*interval) for interval in region)
-        torch.testing.assert_close(output, want.detach()[mine], rtol=1e-9, atol=1e-11, equal_nan=True)
-        grads = runner.backward(tape, [cotangent[mine]])
-        torch.testing.assert_close(grads[first], x.grad, rtol=1e-9, atol=1e-11, equal_nan=True)
-
-    run_threads(mesh.size, rank)
-
-
 @pytest.mark.parametrize("reduction", [NONE, MEAN, SUM])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("split", [{"n": 2, "h": 3}, {"w": 6}, {"n": 5}])
@@ -64,8 +28,8 @@ def test_class_weights_and_ignored_classes(reduction: int, smoothing: float, spl
     target = classes(2, 4, 5, of=3)
     weight = torch.tensor([0.5, 2.0, 1.0], dtype=torch.float64)
     args = (image(2, 3, 4, 5), target, weight, reduction, 1, smoothing)
-    check_weighted(aten.cross_entropy_loss.default, args, split)
-    check_weighted(aten.nll_loss_nd.default, args[:5], split)
+    check_first_gradient(aten.cross_entropy_loss.default, args, split)
+    check_first_gradient(aten.nll_loss_nd.default, args[:5], split)
 
 
 def test_a_rank_whose_targets_are_all_ignored() -> None:
@@ -96,7 +60,7 @@ def test_weights_that_broadcast(reduction: int) -> None:
     weight, positive = torch.rand(4, 1, dtype=torch.float64), torch.rand(3, 1, 1, dtype=torch.float64)
     args = (x, target, weight, positive, reduction)
     for split in ({"h": 3, "c": 2}, {"n": 2, "w": 3}):
-        check_weighted(aten.binary_cross_entropy_with_logits.default, args, split)
+        check_first_gradient(aten.binary_cross_entropy_with_logits.default, args, split)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
