@@ -7,6 +7,7 @@ that nothing moves but halos. Where that is not possible its inputs are gathered
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from typing import NoReturn
 
 from .errors import PlanError
 from .graph import Graph, Node
@@ -23,6 +24,8 @@ def plan_by_hand(graph: Graph, mesh: Mesh, spec: str | Mapping[str, str]) -> Pla
     Raises PlanError for a phrase that does not exist, a pattern that no module matches, an index that no layer under
     the pattern has, and a split into more parts than an index is long.
     """
+    if not isinstance(spec, str | Mapping):
+        raise PlanError(f"plan: {spec!r} is not a phrase such as `spatial`, a dict from layers to phrases, or a Plan")
     if isinstance(spec, str):
         return _Following(graph, mesh, {}, parse(spec, mesh, graph, all_axes=True)).plan(spec)
     patterns = {pattern: parse(phrase, mesh, graph, all_axes=False) for pattern, phrase in spec.items()}
@@ -74,7 +77,10 @@ def _take(rest: list[str], number: int, mesh: Mesh, phrase: str) -> tuple[str, .
             rest.remove(axis)
             number //= size
     if number != 1:
-        raise PlanError(f"plan `{phrase}` does not divide the mesh {mesh} ({mesh.size} ranks)")
+        raise PlanError(
+            f"plan `{phrase}` does not fit {mesh.size} ranks (mesh {mesh}): its numbers must be made of the mesh's "
+            f"axes, and their product be {mesh.size}"
+        )
     return tuple(taken)
 
 
@@ -113,11 +119,19 @@ class _Following:
             if self.constant.issuperset(node.inputs):
                 self.constant.add(node.name)
         inputs = {name: self.dims.get(name, {}) for name in self.graph.inputs}
-        if self.default and not any(splits.values()):
-            (index, axes), *_ = self.default.items()
-            raise PlanError(f"no layer can be split as asked: index `{index}` in {self.mesh.parts(axes)} parts is more "
-                            "than any layer has. Use fewer ranks, or another split.")  # fmt: skip
+        for index, axes in self.default.items():
+            if not any(set(axes) <= set(split.get(index, ())) for split in splits.values()):
+                self._refuse(index, axes, origin)
         return Plan(self.mesh, splits, inputs, origin)
+
+    def _refuse(self, index: str, axes: tuple[str, ...], phrase: str) -> NoReturn:
+        sizes = [rule_for(node).signature(node).indices.get(index, 0) for node in self.graph.nodes]
+        parts, longest = self.mesh.parts(axes), max(sizes, default=0)
+        found = f"is at most {longest} long" if longest else "is in no layer one that can be split"
+        raise PlanError(
+            f"plan `{phrase}`: no layer can be split as asked, in {parts} parts along index `{index}`, which {found}. "
+            "Use fewer ranks, or another split."
+        )
 
     def _split(self, node: Node, indices: Mapping[str, int]) -> Split:
         if self.constant.issuperset(node.inputs):

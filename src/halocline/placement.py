@@ -92,7 +92,8 @@ class Placement:
 
     def __post_init__(self) -> None:
         names = {node.name for node in self.graph.nodes}
-        strangers = [name for name in self.plan.splits if name not in names]
+        # A node that is not split need not be here: in evaluation mode batch norm counts no batches.
+        strangers = [name for name, split in self.plan.splits.items() if any(split.values()) and name not in names]
         strangers += [name for name in self.plan.inputs if name not in self.graph.inputs]
         if strangers:
             raise PlanError(
