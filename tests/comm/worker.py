@@ -6,6 +6,7 @@ import sys
 import time
 
 import torch
+import torch.distributed as dist
 
 from halocline.comm.comm import Comm
 from halocline.comm.connect import connect
@@ -142,15 +143,15 @@ def step_together(comm: Comm) -> None:
 
 
 def raises(comm: Comm) -> None:
-    """Rank 1 raises, uncaught; the others wait for it, or for one that waits for it."""
+    """Rank 1 raises, uncaught; the others wait for it."""
     step_together(comm)
     if comm.rank == 1:
         raise ValueError("no such thing in layer3")
-    await_chain(comm)
+    await_message(comm)
 
 
-def fails_and_lives(comm: Comm) -> None:
-    """Rank 1 says that it has failed, catches its error and stays; it may no longer communicate."""
+def fails_while_another_is_awaited(comm: Comm) -> None:
+    """Rank 1 says that it has failed and stays; rank 0 does something else; rank 2 waits for rank 0."""
     step_together(comm)
     if comm.rank == 1:
         comm.fail("out of memory in layer2")
@@ -158,9 +159,9 @@ def fails_and_lives(comm: Comm) -> None:
             step_together(comm)
         except CommError as error:
             print(f"rank 1 found: {error}", flush=True)
-        time.sleep(8)
-        return
-    await_chain(comm)
+    if comm.rank == 2:
+        await_message(comm, 0)
+    time.sleep(20)
 
 
 def exits(comm: Comm) -> None:
@@ -168,36 +169,58 @@ def exits(comm: Comm) -> None:
     step_together(comm)
     if comm.rank == 1:
         sys.exit(3)
-    await_chain(comm)
+    await_message(comm)
 
 
 def is_killed(comm: Comm) -> None:
     step_together(comm)
     if comm.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    await_chain(comm)
+    await_message(comm)
 
 
 def is_late(comm: Comm) -> None:
-    """Rank 1 does something else; the timeout comes from `HALOCLINE_TIMEOUT_S`."""
+    """Rank 1 does something else."""
     step_together(comm)
+    comm.timeout_s = 1.0  # type: ignore[attr-defined]
     if comm.rank == 1:
-        time.sleep(8)
-    await_chain(comm)
+        time.sleep(20)
+    await_message(comm)
 
 
-def leaves_group(comm: Comm) -> None:
+def initialised_by_the_user() -> None:
+    """`torch.distributed` is there already, with work of the user's in it; twice connected and closed."""
+    dist.init_process_group()
+    rank, peer = dist.get_rank(), 1 - dist.get_rank()
+    users, theirs = torch.full((3,), 7.0 + rank), torch.empty(3)
+    sent = dist.isend(users, peer)
+    for _ in range(2):
+        comm = connect()
+        exchange_round_trips(comm)
+        reductions(comm)
+        assert connect() is comm
+        comm.close()
+    dist.recv(theirs, peer)
+    sent.wait()
+    assert theirs.tolist() == [7.0 + peer] * 3
+    dist.destroy_process_group()
+    print(f"rank {rank}: all fine", flush=True)
+
+
+def misses_group(comm: Comm) -> None:
     """Rank 1 never comes to the first reduction of a new group."""
-    if comm.rank == 1:
-        time.sleep(8)
-    comm.all_reduce(torch.ones(1), (0, 1)).wait() if comm.rank < 2 else time.sleep(8)
+    step_together(comm)
+    comm.timeout_s = 1.0  # type: ignore[attr-defined]
+    if comm.rank == 0:
+        comm.all_reduce(torch.ones(1), (0, 1)).wait()
+    time.sleep(20)
 
 
-def await_chain(comm: Comm) -> None:
-    """Wait for a message of the rank before, which never comes; on rank 0 for one of rank 1."""
+def await_message(comm: Comm, source: int = 1) -> None:
+    """Wait for a message that never comes, and fail as a step of training would."""
     start_s = time.monotonic()
     try:
-        comm.exchange([], [((comm.rank - 1) if comm.rank > 0 else 1, torch.empty(5))]).wait()
+        comm.exchange([], [(source, torch.empty(5))]).wait()
     except CommError as error:
         print(f"rank {comm.rank} found after {time.monotonic() - start_s:.1f} s: {error}", flush=True)
         comm.fail(str(error))
@@ -205,4 +228,8 @@ def await_chain(comm: Comm) -> None:
 
 
 if __name__ == "__main__":
-    globals()[sys.argv[1]](connect())
+    scenario = globals()[sys.argv[1]]
+    if scenario is initialised_by_the_user:
+        scenario()
+    else:
+        scenario(connect())

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from halocline.comm.comm import Comm
-from halocline.comm.failure import choose_timeout_s
+from halocline.comm.failure import DEFAULT_TIMEOUT_S, choose_timeout_s
 from halocline.comm.single import SingleComm
 from halocline.errors import CommError
 
@@ -103,10 +103,10 @@ def _connect(timeout_s: float | None) -> Comm:
         return SingleComm()
     from halocline.comm.torchdist import TorchDistComm
 
-    backend = forced if forced in ("gloo", "nccl") else ("nccl" if "nccl" in str(dist.get_backend()) else "gloo")
-    if "cuda:nccl" in str(dist.get_backend_config()):
-        backend = "gloo" if forced == "gloo" else "nccl"
-    return TorchDistComm(backend, timeout_s)
+    if forced in ("gloo", "nccl"):
+        return TorchDistComm(forced, timeout_s)
+    with_nccl = torch.cuda.is_available() and "nccl" in str(dist.get_backend_config())
+    return TorchDistComm("nccl" if with_nccl else "gloo", timeout_s)
 
 
 def _connect_mpi(start: Start, timeout_s: float | None) -> Comm:
@@ -136,7 +136,8 @@ def _initialise(start: Start, transport: str, timeout_s: float | None) -> None:
         rank, address = _rendezvous_over_mpi()
     if with_nccl:
         torch.cuda.set_device(start.local_rank % torch.cuda.device_count())
-    limit = timedelta(seconds=choose_timeout_s(timeout_s))
+    # Ranks may come up long after each other, however little they wait for one another later.
+    limit = timedelta(seconds=max(choose_timeout_s(timeout_s), DEFAULT_TIMEOUT_S))
     backend = "cpu:gloo,cuda:nccl" if with_nccl else "gloo"
     try:
         if start.by == "torchrun":
