@@ -2,6 +2,9 @@
 
 import torch
 
+from halocline.ops import rule_for
+from halocline.ops.rule import Call
+
 from .fixed_split import check_split, node_for, reads
 
 aten = torch.ops.aten
@@ -36,6 +39,17 @@ def test_an_input_without_entries_has_an_empty_gradient() -> None:
 
 def test_a_dtype_that_only_one_input_has_counts_on_every_rank() -> None:
     check_split(aten.cat.default, [image(4, 2), torch.arange(4).view(2, 2)], 0, split={"n": 6})
+
+
+def test_memory_format_is_kept_beside_an_input_that_gives_nothing() -> None:
+    x, y = (image(2, 3, 4, 5).to(memory_format=torch.channels_last) for _ in range(2))
+    node, _ = node_for(aten.cat.default, [x, y], 1)
+    rule, at = rule_for(node), {"n": (0, 2), "c": (0, 2), "h": (0, 4), "w": (0, 5)}
+    call = Call(node, at, rule.reads(node, at), rule.writes(node, at), (True, True))
+    output, saved = rule.forward(call, [x[:, :2], y[:, :0]])
+    assert output.equal(x[:, :2]) and output.is_contiguous(memory_format=torch.channels_last)
+    first, second = rule.backward(call, saved, torch.ones_like(output))
+    assert first is not None and first.equal(torch.ones_like(output)) and second is None
 
 
 def test_stack_along_every_dim() -> None:

@@ -45,7 +45,8 @@ class Concat(Rule):
         joined = _joined(call.node)
         if joined is None:
             return aten(call.node.target)(list(inputs))
-        return torch.cat(inputs, joined)
+        # Beside an empty tensor `cat` forgets the memory format of the others; without it, perhaps the common dtype.
+        return torch.cat([x for x in inputs if x.numel()], joined).to(call.node.type.dtype)
 
     def example(self, rng: random.Random) -> Example:
         op = rng.choice(("cat", "cat", "cat", "concat", "concatenate", *JOINED_DIM))
