@@ -35,6 +35,15 @@ def test_variance_survives_a_large_mean(slab: float, format: torch.memory_format
     torch.testing.assert_close(squares / count, want_variance, rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
+def test_variance_of_many_equal_values(format: torch.memory_format) -> None:
+    """Torch's kernel for channels last is off by 1e-3 here: it adds equal values up one by one, rounding alike."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.relu(torch.randn(1, 4, 256, 256, generator=generator)).contiguous(memory_format=format)
+    count, _, squares = local_moments(x, (0, 2, 3))
+    torch.testing.assert_close(squares / count, expected(x, (0, 2, 3))[1], rtol=1e-6, atol=0)
+
+
 def test_parts_merge_to_the_whole_and_empty_parts_are_neutral() -> None:
     x = torch.randn(7, 3, 4, dtype=torch.float64) + 1e6
     rows = torch.stack([local_moments(part, (0, 2)) for part in (x[:1], x[1:1], x[1:6], x[6:])])

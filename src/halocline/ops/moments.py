@@ -7,6 +7,9 @@ import torch
 from torch import Tensor
 
 from .blocks import block_count, outermost
+from .rule import torch_op
+
+KERNEL_SIZE = 2048  # up to how many elements of a channel torch's kernel for channels last adds up well
 
 
 def merge_moments(rows: Tensor) -> Tensor:
@@ -29,31 +32,38 @@ def local_moments(x: Tensor, dims: Sequence[int]) -> Tensor:
     """
     if x.numel() == 0 or not dims:
         return _of_points(x, dims)
-    if tuple(dims) == (0, 2, 3) and _channels_last(x):
-        return _of_channels(x)
     if x.device.type != "cpu":
         variance, mean = torch.var_mean(_wide(x), tuple(dims), correction=0, keepdim=True)
         count = prod(x.shape[dim] for dim in dims)
         return torch.stack([torch.full_like(mean, count), mean, variance * count]).double()
     outer, count = outermost(x), block_count(x)
     parts = x.tensor_split(min(count, x.shape[outer]), outer)
-    if block_count(parts[0]) == 1:
+    if block_count(parts[0]) > 1:
+        rows = [local_moments(part, dims) for part in parts]
+    elif len(parts) == 1 and tuple(dims) == (0, *range(2, x.dim())) and _is_small_channels_last(x):
+        return _of_channels(x)
+    else:
         return _of_blocks(parts, tuple(dims), outer)
-    rows = [local_moments(part, dims) for part in parts]
     return merge_moments(torch.stack(rows)) if outer in dims else torch.cat(rows, outer + 1)
 
 
-def _channels_last(x: Tensor) -> bool:
-    return x.dtype in (torch.float32, torch.float64) and x.stride(1) == 1 and x.shape[1] > 1
+def _is_small_channels_last(x: Tensor) -> bool:
+    if x.dim() not in (4, 5) or x.dtype not in (torch.float32, torch.float64) or x.numel() > KERNEL_SIZE * x.shape[1]:
+        return False
+    return x.is_contiguous(memory_format=torch.channels_last if x.dim() == 4 else torch.channels_last_3d)
 
 
 def _of_channels(x: Tensor) -> Tensor:
-    """By torch's own kernel for batch norm, which is fast where channels lie last: two passes, nothing cancels."""
-    mean, variance = torch.ops.aten.batch_norm_update_stats(x, None, None, 0.0)
+    """By torch's own kernel for batch norm, which is fast where channels lie last, but adds up one by one.
+
+    Its variance of the output of a ReLU, full of equal values, is off by 1e-5 for a thousand elements and by 7e-3 for
+    a million.
+    """
+    mean, variance = torch_op("batch_norm_update_stats")(x, None, None, 0.0)
     count = x.numel() // x.shape[1]
     moments = torch.stack([torch.full_like(mean, count), mean, variance]).double()
     moments[2] *= count
-    return moments.view(3, 1, -1, 1, 1)
+    return moments.view(3, 1, -1, *(1,) * (x.dim() - 2))
 
 
 def _wide(x: Tensor) -> Tensor:
