@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from halocline.comm.board import OWN_STORE, Board, Watch
 from halocline.comm.comm import DONE, Handle, Message, ReduceOp
@@ -56,7 +56,9 @@ class TorchDistComm:
         if backend == "nccl":
             # NCCL wants all ranks in the first call of a group; an exchange may concern only some.
             dist.all_reduce(torch.zeros(1, device="cuda"), group=world)
-        self._board = Board(_own_connection(dist.distributed_c10d._get_default_store()), self.size)
+        # Under the name of the group, so that a later group does not read the failure of this one.
+        store = PrefixStore(world.group_name, _own_connection(dist.distributed_c10d._get_default_store()))
+        self._board = Board(store, self.size)
         self._watch = Watch(self._board, self._break_off)
         atexit.register(self._leave)
 
