@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .comm.comm import Comm, Handle
+from .comm.comm import DONE, Comm, Handle
 from .exchange import Mover, Moving, channels_last
 from .graph import Node
 from .ops import rule_for
@@ -318,7 +318,7 @@ class Runner:
         bucket: Bucket = step.bucket
         grads = [self._leaf_grad(tape, name, bucket.axes) for name in bucket.leaves]
         flat = torch.cat([grad.reshape(-1) for grad in grads])
-        handle = self.comm.all_reduce(flat, self.mesh.group(self.comm.rank, bucket.axes))
+        handle = self.comm.all_reduce(flat, self.mesh.group(self.comm.rank, bucket.axes)) if flat.numel() else DONE
         tape.sums[bucket.number] = handle, grads, flat
 
     def _leaf_grad(self, tape: Tape, name: str, axes: tuple[str, ...]) -> Tensor:

@@ -2,6 +2,7 @@
 
 from . import (
     adaptive_pool,
+    add,
     attention,
     batch_norm,
     concat,
@@ -37,6 +38,7 @@ from .fallback import rule_for
 
 __all__ = [
     "adaptive_pool",
+    "add",
     "attention",
     "batch_norm",
     "concat",

@@ -1,7 +1,9 @@
 """Concatenation: every part of the output reads of each input what falls into it, maybe nothing."""
 
 import random
+from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +12,7 @@ from ..graph import Node
 from ..region import Region, meet
 from .call_op import aten
 from .intervals import nothing, replaced
-from .rule import At, Call, Example, Rule, Signature, along, index_names, register
+from .rule import At, Call, Example, Grads, Rule, Signature, along, index_names, register
 
 JOINED_DIM = {"vstack": 0, "row_stack": 0, "hstack": 1, "dstack": 2}
 
@@ -40,6 +42,24 @@ class Concat(Rule):
                 region = replaced(region, joined, meet((0, size), (first - start, last - start)))
             regions.append(region)
         return tuple(regions)
+
+    def forward(self, call: Call, inputs: Sequence[Tensor]) -> tuple[Tensor, Any]:
+        joined = _joined(call.node)
+        if joined is None:
+            return super().forward(call, inputs)
+        with torch.no_grad():
+            return self.run(call, *inputs), joined if any(call.wanted) else None
+
+    def backward(self, call: Call, saved: Any, grad: Tensor) -> Grads:
+        """The gradient of a part is a slice of the whole's: no input need be kept."""
+        if not isinstance(saved, int):
+            return super().backward(call, saved, grad)
+        grads, start = [], 0
+        for region, type, want in zip(call.reads, call.node.input_types, call.wanted):
+            size = region.shape[saved] if len(region.shape) == grad.dim() else 0
+            grads.append(grad.narrow(saved, start, size).to(type.dtype) if want and size else None)
+            start += size
+        return tuple(grads)
 
     def run(self, call: Call, *inputs: Tensor) -> Tensor:
         joined = _joined(call.node)

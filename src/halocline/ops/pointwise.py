@@ -26,7 +26,7 @@ UNARY = (
     "clone contiguous detach detach_ alias lift lift_fresh lift_fresh_copy to _to_copy"
 ).split()
 BINARY = (
-    "add sub subtract rsub mul multiply div divide true_divide floor_divide remainder fmod pow float_power maximum "
+    "sub subtract rsub mul multiply div divide true_divide floor_divide remainder fmod pow float_power maximum "
     "minimum max.other min.other fmax fmin atan2 arctan2 hypot lerp logaddexp logaddexp2 xlogy special_xlogy heaviside "
     "copysign ldexp addcmul addcdiv _prelu_kernel "
     "eq ne lt le gt ge not_equal less less_equal greater greater_equal isclose "

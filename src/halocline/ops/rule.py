@@ -131,14 +131,18 @@ class Rule:
         with torch.enable_grad():
             leaves = [x.detach().requires_grad_(want) for x, want in zip(inputs, call.wanted)]
             output = self.run(call, *leaves)
-        return output.detach(), (output, [x for x, want in zip(leaves, call.wanted) if want])
+        if not output.requires_grad:
+            return output.detach(), (None, [])
+        # The edge and not the output itself, which may be freed where the op's gradient does not need it.
+        edge = torch.autograd.graph.get_gradient_edge(output)
+        return output.detach(), (edge, [x for x, want in zip(leaves, call.wanted) if want])
 
     def backward(self, call: Call, saved: Any, grad: Tensor) -> Grads:
         """This rank's contribution to the gradient of each input's region (None: not wanted, or zero)."""
-        output, leaves = saved
-        if not output.requires_grad:
+        edge, leaves = saved
+        if edge is None:
             return (None,) * len(call.wanted)
-        grads = iter(torch.autograd.grad(output, leaves, grad, allow_unused=True))
+        grads = iter(torch.autograd.grad(edge, leaves, grad, allow_unused=True))
         return tuple(next(grads) if want else None for want in call.wanted)
 
     def example(self, rng: random.Random) -> Example:
