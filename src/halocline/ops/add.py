@@ -33,15 +33,11 @@ class Add(Pointwise):
     def example(self, rng: random.Random) -> Example:
         shape = [rng.randint(1, 5) for _ in range(rng.randint(0, 5))]
         other = [1 if rng.random() < 0.3 else size for size in shape[rng.randint(0, len(shape)) :]]
-        x, y = (
-            torch.randn(shape, dtype=torch.float64),
-            torch.randn(other, dtype=rng.choice((torch.float64, torch.float32))),
-        )
+        x, y = torch.randn(shape, dtype=torch.float64), torch.randn(other, dtype=torch.float64)
         if rng.random() < 0.2:
             return Example(torch_op("add").Scalar, (x, rng.uniform(-2, 2), 1))
-        return Example(
-            torch_op("add").Tensor, rng.choice(((x, y), (y, x), (x, x))), {"alpha": rng.choice((1, 1, -2, 0.5))}
-        )
+        alpha = {"alpha": rng.choice((1, 1, -2, 0.5))}
+        return Example(torch_op("add").Tensor, rng.choice(((x, y), (y, x), (x, x))), alpha)
 
 
 register(Add(), "add")
