@@ -25,8 +25,11 @@ class Row:
 def rows(program: Program, rank: int) -> list[Row]:
     """A row for each layer in order; element-wise ops and norms go with the layer whose output they change."""
     placement, found = program.placement, list[Row]()
-    last, fetched = "", set[str]()
+    last, fetched, constant = "", set[str](), set(program.graph.replicated)
     for node in program.graph.nodes:
+        if constant.issuperset(node.inputs):  # counters of batches and the like
+            constant.add(node.name)
+            continue
         parts = placement.parts[node.name]
         split = " ".join(f"{index}/{len(dim.parts)}" for index, dim in parts.items()) or "whole"
         received = 0

@@ -46,13 +46,13 @@ class Wish:
 @click.option("--optimizer", type=click.Choice(list(LR)), default="adam", show_default=True)
 @click.option("--lr", type=click.FloatRange(0), help="Learning rate (default: 1e-3 for adam, 1e-2 for sgd).")
 @click.option("--samples", type=click.IntRange(1), default=64, show_default=True, help="Different meshes to train on.")
-@click.option("--check", is_flag=True, help="Train a copy in one process on the same data, and compare.")
+@click.option("--check", is_flag=True, help="Make every step in one process too, and compare.")
 @click.pass_obj
 def command(arguments: list[str], /, ranks: int | None, **wish: Any) -> int:
     """Train MODEL with every sample split over the ranks.
 
     MODEL is a name in the zoo, or path/to/file.py:factory with a factory that returns (model, loss, batch). Each rank
-    makes only its own part of the mesh-tangling data. With --check, exits 1 if the copy ends elsewhere.
+    makes only its own part of the mesh-tangling data. With --check, exits 1 if one process would have gone elsewhere.
     """
     if (status := relaunched(ranks, arguments)) is not None:
         return status
@@ -95,16 +95,14 @@ def train_on(comm: "Comm", wish: Wish) -> int:
         held_out = feed_of(entry, size, batch, max(HELD_OUT_SAMPLES, batch), dtype, wish.seed + 1)
         exam = Exam(net, held_out, -(-HELD_OUT_SAMPLES // batch), plan, comm)
     scores = [exam.average_precision()] if exam else []
-    twin = Twin(step, feed, recipe) if wish.check and first else None
+    twin = Twin(step, feed) if wish.check and first else None
 
-    training, done = train(step, feed, recipe, wish.steps), []
+    training, done = train(step, feed, recipe, wish.steps, twin), []
     for trained in shown(training, wish.steps, error if wish.as_json else out, error) if first else training:
         done.append(trained)
-        if twin is not None:
-            twin.step(trained.number)
     scores += [exam.average_precision()] if exam else []
     losses = [trained.loss for trained in done]
-    agreement = twin.agreement(net, losses) if twin is not None else None
+    agreement = twin.agreement() if twin is not None else None
 
     step_s = statistics.median(trained.step_s for trained in done)
     ends = statistics.fmean(losses[:AVERAGED]), statistics.fmean(losses[-AVERAGED:])
@@ -117,7 +115,7 @@ def train_on(comm: "Comm", wish: Wish) -> int:
             "average_precision": {"start": scores[0], "end": scores[1]} if scores else None,
             "check": agreement and {
                 "passed": agreement.passed, "tolerance": agreement.tolerance, "loss": agreement.loss,
-                "parameters": agreement.parameters, "buffers": agreement.buffers,
+                "gradients": agreement.gradients, "buffers": agreement.buffers,
             },
         }  # fmt: skip
         print(json.dumps(document))
