@@ -75,7 +75,7 @@ class CrossEntropy(StagedRule):
         local, weight = saved
         if call["reduction"] == MEAN:
             grad = grad / weight
-        return self.backward(call, local, grad.to(local[0].dtype))
+        return self.backward(call, local, grad)
 
     def example(self, rng: random.Random) -> Example:
         shape = [rng.randint(1, 5) for _ in range(rng.randint(1, 5))]

@@ -55,7 +55,7 @@ class ElementLoss(StagedRule):
         yield from ()
         if call["reduction"] == MEAN:
             grad = grad / prod(elements(call.node))
-        return self.backward(call, saved, grad.to(saved[0].dtype))
+        return self.backward(call, saved, grad)
 
     def example(self, rng: random.Random) -> Example:
         op = rng.choice(LOSSES)

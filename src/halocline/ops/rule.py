@@ -132,17 +132,17 @@ class Rule:
             leaves = [x.detach().requires_grad_(want) for x, want in zip(inputs, call.wanted)]
             output = self.run(call, *leaves)
         if not output.requires_grad:
-            return output.detach(), (None, [])
+            return output.detach(), (None, [], output.dtype)
         # The edge and not the output itself, which may be freed where the op's gradient does not need it.
         edge = torch.autograd.graph.get_gradient_edge(output)
-        return output.detach(), (edge, [x for x, want in zip(leaves, call.wanted) if want])
+        return output.detach(), (edge, [x for x, want in zip(leaves, call.wanted) if want], output.dtype)
 
     def backward(self, call: Call, saved: Any, grad: Tensor) -> Grads:
         """This rank's contribution to the gradient of each input's region (None: not wanted, or zero)."""
-        edge, leaves = saved
+        edge, leaves, dtype = saved
         if edge is None:
             return (None,) * len(call.wanted)
-        grads = iter(torch.autograd.grad(edge, leaves, grad, allow_unused=True))
+        grads = iter(torch.autograd.grad(edge, leaves, grad.to(dtype), allow_unused=True))
         return tuple(next(grads) if want else None for want in call.wanted)
 
     def example(self, rng: random.Random) -> Example:
