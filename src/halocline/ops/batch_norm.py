@@ -127,7 +127,7 @@ class BatchNorm(StagedRule):
         shape = [rng.randint(1, 5), rng.randint(1, 4), *(rng.randint(1, 7) for _ in range(rng.randint(0, 3)))]
         if shape[0] * len(shape) == 2 or all(size == 1 for size in (shape[0], *shape[2:])):
             shape[0] = 2
-        x = torch.randn(shape, dtype=torch.float64) * rng.choice((1, 1, 5)) + rng.choice((0, 0, 1000))
+        x = torch.randn(shape, dtype=torch.float64) * rng.choice((1, 1, 5)) + rng.choice((0, 0, 30))
 
         def channels(given: float) -> Tensor | None:
             return torch.rand(shape[1], dtype=torch.float64) + 0.5 if rng.random() < given else None
