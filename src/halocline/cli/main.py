@@ -9,10 +9,9 @@ from typing import Any, NoReturn
 
 import click
 
-from halocline.cli.ranks import leave
+from halocline.cli.ranks import interrupted
 
 COMMANDS = ("run", "train", "verify", "bench")
-INTERRUPTED = 130
 
 
 class Commands(click.Group):
@@ -41,16 +40,16 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         status: Any = cli.main(given, prog_name="halocline", standalone_mode=False, obj=given)
     except click.ClickException as error:
         error.show()
-        leave(error.exit_code)
+        sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        leave(INTERRUPTED)
+        interrupted()
     except Exception as error:
         if os.environ.get("HALOCLINE_DEBUG") == "1":
             traceback.print_exc()
         else:
             print(f"halocline: {paragraph(error)}", file=sys.stderr)
-        leave(1)
-    leave(status if isinstance(status, int) else 0)
+        sys.exit(1)
+    sys.exit(status if isinstance(status, int) else 0)
 
 
 def paragraph(error: Exception) -> str:

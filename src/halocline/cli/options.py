@@ -74,6 +74,16 @@ def plan_of(text: str) -> "PlanSpec":
     return Plan.from_json(content)
 
 
+def entry_of(model: str, seed: int) -> "Entry":
+    """The entry of MODEL; what its file draws at random while it is read is the same on every rank."""
+    import torch
+
+    from halocline.models.zoo import load
+
+    torch.manual_seed(seed)
+    return load(model)
+
+
 def build(entry: "Entry", size: int, width: float, dtype: "torch.dtype", seed: int) -> "nn.Module":
     """The entry's model with the weights of `seed`. Raises HaloclineError for a size that the model cannot have."""
     import torch

@@ -13,6 +13,7 @@ from halocline.errors import CommError, HaloclineError
 if TYPE_CHECKING:
     from halocline.comm.comm import Comm
 
+INTERRUPTED = 130
 SHOW_CURSOR = "\x1b[?25h"
 _joined: "Comm | None" = None
 
@@ -48,20 +49,20 @@ def joined() -> Iterator["Comm"]:
     comm = _joined = connect()
     try:
         yield comm
-    except HaloclineError as error:
-        # All but CommError are raised on every rank at once, or were already passed on by the step.
-        if comm.rank != 0 and not isinstance(error, CommError):
-            leave(1)
-        raise
     except Exception as error:
-        comm.fail(f"{type(error).__name__}: {error}")
+        # What stops every rank at once is told by the first; the rest stops one, which must tell the others.
+        if isinstance(error, HaloclineError) and not isinstance(error, CommError):
+            if comm.rank != 0:
+                sys.exit(1)
+        else:
+            comm.fail(f"{type(error).__name__}: {error}")
         raise
 
 
-def leave(status: int) -> NoReturn:
-    """Ends this process. A rank that fails does not wait for the others to end their communication with it."""
+def interrupted() -> NoReturn:
+    """Ends this process after Ctrl-C, with the usual exit status 130."""
     sys.stdout.flush()
     sys.stderr.flush()
-    if status and _joined is not None and _joined.size > 1:
-        os._exit(status)
-    sys.exit(status)
+    if _joined is not None and _joined.size > 1:
+        os._exit(INTERRUPTED)  # to end in order would be to wait for ranks that have gone already
+    sys.exit(INTERRUPTED)

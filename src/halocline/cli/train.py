@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from halocline.cli.options import build, dtype_of, dtype_option, model_options, plan_of
+from halocline.cli.options import build, dtype_of, dtype_option, entry_of, model_options, plan_of
 from halocline.cli.ranks import joined, relaunched
 from halocline.errors import HaloclineError
 
@@ -65,11 +65,10 @@ def train_on(comm: "Comm", wish: Wish) -> int:
     from halocline.cli.progress import consoles, shown
     from halocline.cli.split_table import rows, table
     from halocline.feed import MESHES, feed_of
-    from halocline.models.zoo import load
     from halocline.step import parallelize
     from halocline.train import Exam, Recipe, Twin, train
 
-    entry, dtype, plan = load(wish.model), dtype_of(wish.dtype), plan_of(wish.plan)
+    entry, dtype, plan = entry_of(wish.model, wish.seed), dtype_of(wish.dtype), plan_of(wish.plan)
     if entry.loss is None:
         raise HaloclineError(f"{wish.model}: its factory returns no loss; let it return (model, loss, batch)")
     size, batch = wish.size or entry.size or 0, wish.batch or entry.batch_size or 1

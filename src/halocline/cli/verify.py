@@ -5,7 +5,7 @@ import json
 
 import click
 
-from halocline.cli.options import build, dtype_of, dtype_option, model_options, plan_of
+from halocline.cli.options import build, dtype_of, dtype_option, entry_of, model_options, plan_of
 from halocline.cli.ranks import joined, relaunched
 
 SAMPLES = 4  # enough for a batch to be one; verifying takes the memory of one process
@@ -39,11 +39,10 @@ def command(
     if (status := relaunched(ranks, arguments)) is not None:
         return status
     from halocline.feed import feed_of
-    from halocline.models.zoo import load
     from halocline.verify import verify
 
     with joined() as comm:
-        entry = load(model)
+        entry = entry_of(model, seed)
         size, batch = size or entry.size or 0, batch or min(entry.batch_size or 1, SAMPLES)
         net = build(entry, size, width, dtype_of(dtype), seed)
         whole = feed_of(entry, size, batch, batch, dtype_of(dtype), seed).whole(0)
