@@ -134,7 +134,7 @@ class _Following:
         )
 
     def _split(self, node: Node, indices: Mapping[str, int]) -> Split:
-        if self.constant.issuperset(node.inputs):
+        if self.constant.issuperset(node.inputs) or node.name in self.graph.updates.values():
             return {}
         for pattern, wanted in self.patterns.items():
             if _matches(pattern, node):

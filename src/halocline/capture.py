@@ -1,11 +1,11 @@
 """Capture: an `nn.Module`, its loss and a batch become a `Graph` at global shapes, through `torch.export`."""
 
-import linecache
-import re
-import traceback
-from collections.abc import Callable, Sequence
+import io
+import logging
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr
 from operator import getitem
-from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -16,8 +16,10 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
 from .errors import CaptureError
-from .graph import Graph, Node, Origin, TensorType
+from .graph import Graph, Node, TensorType
+from .inline import inlined
 from .ops.call_op import aten, bound, node_of
+from .source import line_of_assignment, line_of_error, origin, where_nested
 
 Loss = Callable[..., Tensor]
 # Ops that return their input itself when they have nothing to do, which their schemas do not say.
@@ -35,7 +37,34 @@ class Wrapped(nn.Module):
         self.loss = loss
 
     def forward(self, *batch: Any) -> Any:
-        return self.model(*batch) if self.loss is None else self.loss(self.model(*batch[:-1]), batch[-1])
+        before = _tensors_kept(self)
+        output = self.model(*batch) if self.loss is None else self.loss(self.model(*batch[:-1]), batch[-1])
+        for (module, name), kept in _tensors_kept(self).items():
+            if before.get((module, name)) is not kept:
+                _restore(module, name, before.get((module, name)), kept)
+        return output
+
+
+def _tensors_kept(whole: nn.Module) -> dict[tuple[nn.Module, str], Tensor]:
+    """Every tensor that a module keeps as a buffer or as a plain attribute."""
+    return {
+        (module, name): value
+        for module in whole.modules()
+        for name, value in (*module._buffers.items(), *module.__dict__.items())
+        if isinstance(value, Tensor)
+    }
+
+
+def _restore(module: nn.Module, name: str, before: Tensor | None, now: Tensor) -> None:
+    """A buffer that was replaced while the model ran is changed in place instead, as the graph can say it."""
+    if before is None or name not in module._buffers or before.shape != now.shape or before.dtype != now.dtype:
+        raise CaptureError(
+            f"the model cannot be captured: {line_of_assignment(module, name)}: `{name}` keeps a tensor of one step "
+            "for later, outside the graph. Register it as a buffer of that shape and dtype, or return it."
+        )
+    with torch.no_grad():
+        before.copy_(now)
+    setattr(module, name, before)
 
 
 def capture(model: nn.Module, loss: Loss | None, batch: Sequence[Any]) -> tuple[Graph, pytree.TreeSpec]:
@@ -44,10 +73,12 @@ def capture(model: nn.Module, loss: Loss | None, batch: Sequence[Any]) -> tuple[
     `batch` gives global shapes and dtypes; its values are not read. The module is not changed.
     Raises CaptureError, with the user's source line, for what cannot be captured.
     """
-    wrapped = Wrapped(model, loss).train(model.training)
+    wrapped = Wrapped(model, loss)
     try:
-        with _ONE_AT_A_TIME:
+        with _ONE_AT_A_TIME, _quiet():
             exported = torch.export.export(wrapped, tuple(batch), strict=False)
+    except CaptureError:
+        raise
     except Exception as error:  # torch.export raises many kinds
         raise CaptureError(_why_not(error)) from error
     spec = exported.call_spec.out_spec
@@ -56,35 +87,27 @@ def capture(model: nn.Module, loss: Loss | None, batch: Sequence[Any]) -> tuple[
     return _Reader(exported).graph(), spec
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """While `torch.export` fails it prints the graph it has so far, and logs what its error says too: left out."""
+    log, said = logging.getLogger("torch.fx.experimental.symbolic_shapes"), io.StringIO()
+    log.disabled, before = True, log.disabled
+    try:
+        with redirect_stderr(said):
+            yield
+    finally:
+        log.disabled = before
+    sys.stderr.write(said.getvalue())
+
+
 def _why_not(error: Exception) -> str:
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
-    where = f"{frames[-1].filename}:{frames[-1].lineno}: `{frames[-1].line}`" if frames else "(no line of the model)"
     first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    text = f"the model cannot be captured: {where}: {type(error).__name__}: {first}"
+    text = f"the model cannot be captured: {line_of_error(error)}: {type(error).__name__}: {first}"
     if "data-dependent" in str(error).lower() or "data dependent" in str(error).lower():
         text += (
             " Python control flow must not depend on values of tensors; use torch.where, or take it out of the model."
         )
     return text
-
-
-def _is_users(filename: str) -> bool:
-    parts = Path(filename).parts
-    return "torch" not in parts and "<" not in filename and Path(__file__).parent not in Path(filename).parents
-
-
-def _origin(node: fx.Node) -> Origin:
-    """The module path and the last source line outside torch."""
-    stack = list((node.meta.get("nn_module_stack") or {}).values())
-    module = (
-        re.sub(r"^(model|loss)\.?", lambda found: "loss." if found[1] == "loss" else "", stack[-1][0]) if stack else ""
-    )
-    lines = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
-    users = [(file, int(line)) for file, line in lines if _is_users(file)]
-    if not users:
-        return Origin(module.rstrip("."))
-    file, line = users[-1]
-    return Origin(module.rstrip("."), f"{Path(file).name}:{line}: {linecache.getline(file, line).strip()}")
 
 
 class _Reader:
@@ -107,12 +130,14 @@ class _Reader:
         placeholders = [node for node in self.exported.graph.nodes if node.op == "placeholder"]
         for node, spec in zip(placeholders, self.exported.graph_signature.input_specs, strict=True):
             self._placeholder(node, spec)
-        order = list(self.exported.graph.nodes)
+        order = list(inlined(self.exported.graph_module, frozenset(self.buffers)).nodes)
         for position, node in enumerate(order):
             if node.op == "call_function":
                 self._call(node, order[position + 1 :])
             elif node.op == "get_attr":
-                raise CaptureError(f"{_origin(node)}: `{node.target}` holds a nested graph, which is not supported")
+                raise CaptureError(
+                    f"{where_nested(node, self.exported.graph_module)} makes a nested graph, which is not supported"
+                )
         (output,) = (node for node in order if node.op == "output")
         specs = self.exported.graph_signature.output_specs
         values = [
@@ -156,7 +181,7 @@ class _Reader:
             return None
         name = self.env[argument]
         if not isinstance(name, str):
-            raise CaptureError(f"{_origin(argument)}: a value that is not a tensor is passed to an op")
+            raise CaptureError(f"{origin(argument)}: a value that is not a tensor is passed to an op")
         return name, self.types[name]
 
     def _call(self, node: fx.Node, later: Sequence[fx.Node]) -> None:
@@ -167,7 +192,8 @@ class _Reader:
             return
         if not isinstance(node.target, torch._ops.OpOverload):
             raise CaptureError(
-                f"{_origin(node)}: `{node.target}` cannot be captured (a nested graph or Python function)"
+                f"{origin(node)}: a shape here depends on the values of tensors (`{node.target}`), so it is not known "
+                "before the data is. Select by a mask and torch.where instead."
             )
         if node.target._schema.name.removeprefix("aten::") in DROPPED:
             return
@@ -214,13 +240,13 @@ class _Reader:
         functional = getattr(getattr(torch.ops.aten, target._schema.name[6:-1], None), target._overloadname, None)
         if functional is None or old in self.inputs or old in self.parameters:
             raise CaptureError(
-                f"{_origin(node)}: `{target}` changes {old} in place, which is not supported; use its out-of-place form"
+                f"{origin(node)}: `{target}` changes {old} in place, which is not supported; use its out-of-place form"
             )
         self._add_call(node, functional, arguments)
         new = self.env[node]
         if self.types[new] != self.types[old]:
             raise CaptureError(
-                f"{_origin(node)}: `{target}` in place would turn {self.types[old]} into {self.types[new]}"
+                f"{origin(node)}: `{target}` in place would turn {self.types[old]} into {self.types[new]}"
             )
         for other, value in self.env.items():
             if value == old:
@@ -236,13 +262,13 @@ class _Reader:
             for argument in user.all_input_nodes:
                 if self.env.get(argument) in others:
                     raise CaptureError(
-                        f"{_origin(node)}: an in-place op changes a view, or something that has views, and "
+                        f"{origin(node)}: an in-place op changes a view, or something that has views, and "
                         f"`{argument}` shows the same memory and is used later. Use the op's out-of-place form."
                     )
 
     def _add_call(self, node: fx.Node, target: Any, arguments: dict[str, Any], output: int | None = None) -> None:
         value = node.meta["val"]
-        made = node_of(target, arguments, self._value, node.name, _type(value), _origin(node), output)
+        made = node_of(target, arguments, self._value, node.name, _type(value), origin(node), output)
         self.nodes.append(made)
         self._define(node, node.name, made.type)
         views = [argument for argument in target._schema.arguments if argument.alias_info and not argument.is_write]

@@ -122,8 +122,9 @@ class Placement:
         for name, type in graph.inputs.items():
             layouts[name] = Layout.split(mesh, type.shape, self.plan.inputs.get(name, {}))
         parts: dict[str, dict[str, DimSplit]] = {}
+        whole = set(graph.updates.values())  # every rank keeps the whole of every buffer
         for node in graph.nodes:
-            split = self.plan.splits.get(node.name, {})
+            split = {} if node.name in whole else self.plan.splits.get(node.name, {})
             parts[node.name] = index_parts(mesh, node, split, [layouts[name] for name in node.inputs])
             layouts[node.name] = output_layout(mesh, node, parts[node.name])
         return parts, layouts
