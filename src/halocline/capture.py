@@ -15,6 +15,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
+from .autocast import LEAF_CAST, with_casts
 from .errors import CaptureError
 from .graph import Graph, Node, TensorType
 from .inline import inlined
@@ -124,13 +125,16 @@ class _Reader:
         self.constants: dict[str, Tensor] = {}
         self.updates: dict[str, str] = {}
         self.buffer_of: dict[str, str] = {}  # a value that stands for a buffer -> the buffer's graph name
+        self.cast_leaves: dict[fx.Node, TensorType] = {}  # what stands for a leaf in another dtype
         self.aliases: dict[str, int] = {}  # values that may share memory have the same number
 
     def graph(self) -> Graph:
         placeholders = [node for node in self.exported.graph.nodes if node.op == "placeholder"]
         for node, spec in zip(placeholders, self.exported.graph_signature.input_specs, strict=True):
             self._placeholder(node, spec)
-        order = list(inlined(self.exported.graph_module, frozenset(self.buffers)).nodes)
+        leaves = frozenset({*self.parameters, *self.buffers, *self.constants})
+        graph = inlined(self.exported.graph_module, frozenset(self.buffers))
+        order = list(with_casts(graph, leaves).nodes)
         for position, node in enumerate(order):
             if node.op == "call_function":
                 self._call(node, order[position + 1 :])
@@ -182,7 +186,7 @@ class _Reader:
         name = self.env[argument]
         if not isinstance(name, str):
             raise CaptureError(f"{origin(argument)}: a value that is not a tensor is passed to an op")
-        return name, self.types[name]
+        return name, self.cast_leaves.get(argument, self.types[name])
 
     def _call(self, node: fx.Node, later: Sequence[fx.Node]) -> None:
         if node.target is getitem:
@@ -197,7 +201,9 @@ class _Reader:
             )
         if node.target._schema.name.removeprefix("aten::") in DROPPED:
             return
-        if isinstance(node.meta.get("val"), Tensor):
+        if node.meta.get(LEAF_CAST):
+            self.env[node], self.cast_leaves[node] = self.env[node.args[0]], _type(node.meta["val"])  # type: ignore[index]
+        elif isinstance(node.meta.get("val"), Tensor):
             self._add(node, node, later)
         elif node.target._schema.name.startswith("aten::sym"):
             self.env[node] = node.meta["val"]

@@ -108,7 +108,8 @@ class Graph:
             for name, type in zip(node.inputs, node.input_types, strict=True):
                 if name not in known:
                     raise CaptureError(f"{node.where()} reads `{name}`, which no earlier node makes")
-                if self.types[name] != type:
+                cast_leaf = name in self.replicated and self.types[name].shape == type.shape
+                if self.types[name] != type and not cast_leaf:
                     raise CaptureError(f"{node.where()} reads `{name}` as {type}, but it is {self.types[name]}")
             if node.name in known:
                 raise CaptureError(f"{node.where()}: the name `{node.name}` is taken")

@@ -1,10 +1,13 @@
 """Inlines what `torch.export` nests: the body of `with torch.no_grad():` becomes part of the graph around it."""
 
 import copy
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import fx
 
+from .autocast import mark_region
 from .errors import CaptureError
 from .source import origin
 
@@ -12,8 +15,8 @@ from .source import origin
 def inlined(graph_module: fx.GraphModule, kept: frozenset[str]) -> fx.Graph:
     """The module's graph without nested graphs for `torch.no_grad` and `torch.autocast`; other nested graphs stay.
 
-    No gradient passes into the body of `torch.no_grad`: what it reads is detached. It may change the placeholders named in `kept` (the
-    model's buffers) in place. Raises CaptureError, with the user's line, where it changes anything else.
+    No gradient passes into the body of `torch.no_grad`: what it reads is detached. It may change the placeholders named
+    in `kept` (the model's buffers) in place. Raises CaptureError, with the user's line, where it changes anything else.
     """
     graph = graph_module.graph
     for node in list(graph.nodes):

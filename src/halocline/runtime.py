@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .autocast import without_autocast
 from .comm.comm import DONE, Comm, Handle
 from .exchange import Mover, Moving, channels_last
 from .graph import Node
@@ -61,6 +62,12 @@ class Bound:
     feeds: tuple[str, ...]
     apart: str | None  # the fetch whose boxes stay apart
     sums: tuple[tuple[str, ...], ...]  # for each input that is a leaf, the axes over which its gradient is summed
+    casts: tuple[tuple[torch.dtype, torch.dtype] | None, ...]  # for each leaf that is read in another dtype: both
+
+    def inputs(self, tape: Tape, first: int = 0) -> list[Tensor]:
+        """What this rank reads, from the input `first` on."""
+        pairs = zip(self.feeds[first:], self.casts[first:])
+        return [tape.values[key] if cast is None else tape.values[key].to(cast[1]) for key, cast in pairs]
 
 
 class Runner:
@@ -103,7 +110,11 @@ class Runner:
         call = Call(node, at, rule.reads(node, at), rule.writes(node, at), wanted, noise, overwrite)
         over, replicated = self.mesh.ordered(placement.over(node)), self.program.graph.replicated
         sums = tuple(over if name in replicated else () for name in node.inputs)
-        return Bound(node, rule, call, self.program.feeds[node.name], self.program.apart.get(node.name), sums)
+        dtypes = [
+            (self.program.graph.types[name].dtype, type.dtype) for name, type in zip(node.inputs, node.input_types)
+        ]
+        casts = tuple(None if leaf == read else (leaf, read) for leaf, read in dtypes)
+        return Bound(node, rule, call, self.program.feeds[node.name], self.program.apart.get(node.name), sums, casts)
 
     @torch.no_grad()
     def forward(self, values: Mapping[str, Tensor], keep: bool = False) -> tuple[list[Tensor], Tape]:
@@ -115,7 +126,8 @@ class Runner:
         if self.channels_last:
             for name in self.program.graph.inputs:
                 tape.values[name] = channels_last(tape.values[name])
-        self._run(self.forward_list, tape)
+        with without_autocast(tape.device.type):  # the graph has the casts
+            self._run(self.forward_list, tape)
         graph = self.program.graph
         for buffer, value in graph.updates.items():
             values[buffer].copy_(tape.values[value])
@@ -133,7 +145,8 @@ class Runner:
         for name, grad in zip(self.program.graph.outputs, grads, strict=True):
             if grad is not None and name in self.program.differentiable:
                 _add(tape.grads, name, grad)
-        self._run(self.backward_list if sums else self.backward_without_sums, tape)
+        with without_autocast(tape.device.type):
+            self._run(self.backward_list if sums else self.backward_without_sums, tape)
         return tape.grads
 
     def _run(self, steps: Sequence[tuple[Callable[[Tape, Any], None], Instruction]], tape: Tape) -> None:
@@ -169,10 +182,10 @@ class Runner:
                 tape.values[step.node] = like
                 return
             call = replace(bound.call, overwrite=False) if tape.keep else bound.call
-            output, saved = bound.rule.forward(call, [tape.values[key] for key in bound.feeds])
+            output, saved = bound.rule.forward(call, bound.inputs(tape))
         else:
             if step.stage == 0:
-                inputs = [tape.values[key] for key in bound.feeds]
+                inputs = bound.inputs(tape)
                 tape.stages[step.node] = bound.rule.forward_stages(bound.call, inputs)
             done = self._advance(tape, step)
             if done is None:
@@ -205,7 +218,7 @@ class Runner:
         """Stage 0: what the owned block gives. Stage 1: what the boxes of others add to it."""
         rule, call, mover = bound.rule, bound.call, self.movers[fetch]
         assert isinstance(rule, AdditiveRule)
-        others = [tape.values[key] for key in bound.feeds[1:]]
+        others = bound.inputs(tape, 1)
         if step.stage == 0:
             own = mover.kept(tape.values[bound.node.inputs[0]])
             _, output, saved = rule.forward_box(call, mover.keeps, [own, *others], base=True)
@@ -275,8 +288,10 @@ class Runner:
                 tape.boxes.pop(name, None)
 
     def _add_grads(self, tape: Tape, bound: Bound, grads: Sequence[Tensor | None]) -> None:
-        for key, grad, want, axes in zip(bound.feeds, grads, bound.call.wanted, bound.sums, strict=True):
+        wanted = zip(bound.feeds, grads, bound.call.wanted, bound.sums, bound.casts, strict=True)
+        for key, grad, want, axes, cast in wanted:
             if want and grad is not None:
+                grad = grad if cast is None else grad.to(cast[0])
                 if axes and key not in self.movers:
                     _add(tape.leaf_grads, (key, axes), grad)
                 else:

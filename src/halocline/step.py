@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from .agreement import agree, digest, everywhere, fingerprint, together
+from .autocast import Autocast, ambient
 from .byhand import plan_by_hand
 from .capture import Loss, capture
 from .comm.comm import Comm
@@ -32,7 +33,7 @@ PlanSpec = str | Mapping[str, str] | Plan
 Batch = tuple[tuple[tuple[int, ...], torch.dtype, str], ...]  # shape, dtype and device of each tensor
 Names = tuple[str, ...]
 Flags = tuple[bool, ...]
-Key = tuple[Batch, Names, Flags, Flags]
+Key = tuple[Batch, Names, Flags, Flags, tuple[Autocast, ...]]
 CACHED_PROGRAMS = 16
 
 
@@ -289,9 +290,13 @@ class Step(nn.Module):
         grad = torch.is_grad_enabled()
         wanted = tuple(name for name, p in self._parameters_seen if grad and p.requires_grad)
         modes = tuple(module.training for _, module in self._modules_seen)
-        return self._batch, wanted, modes, inputs_want_grad if grad and any(inputs_want_grad) else ()
+        devices = dict.fromkeys(torch.device(device).type for _, _, device in self._batch)
+        autocast = tuple(state for device in devices if (state := ambient(device)).enabled)
+        return self._batch, wanted, modes, inputs_want_grad if grad and any(inputs_want_grad) else (), autocast
 
-    def _facts(self, batch: Batch, wanted: Names, modes: Flags, inputs_want_grad: Flags) -> dict[str, str]:
+    def _facts(
+        self, batch: Batch, wanted: Names, modes: Flags, inputs_want_grad: Flags, autocast: tuple[Autocast, ...]
+    ) -> dict[str, str]:
         """A key in words."""
         names = [name for name, _ in self._modules_seen]
         return {
@@ -302,6 +307,7 @@ class Step(nn.Module):
             "which parameters are trained": "\n".join(wanted) or "none (no gradients)",
             "train/eval modes": "\n".join(f"{name or 'model'}.training = {mode}" for name, mode in zip(names, modes)),
             "which inputs want a gradient": str(inputs_want_grad),
+            "autocast": ", ".join(map(str, autocast)) or "no autocast",
         }
 
     def _prepared(self, key: Key | None = None) -> Prepared:
@@ -315,7 +321,7 @@ class Step(nn.Module):
         return self._programs[key]
 
     def _make(self, key: Key) -> Prepared:
-        batch, wanted, _, inputs_want_grad = key
+        batch, wanted, _, inputs_want_grad, _ = key
         like = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in batch]
 
         def made() -> tuple[pytree.TreeSpec, Program]:

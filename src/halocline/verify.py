@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from .autocast import without_autocast
 from .capture import Loss
 from .comm.comm import Comm
 from .comm.connect import connect
@@ -160,7 +161,9 @@ def whole_values(graph: Graph, values: Mapping[str, Tensor], noise: Noise) -> di
 
 def _call(node: Node, inputs: Sequence[Tensor]) -> Tensor:
     attrs = {key: value for key, value in node.attrs.items() if key != "statistics"}
-    return call_op(Node(**{**node.__dict__, "attrs": attrs}), inputs)
+    read = [x.to(type.dtype) for x, type in zip(inputs, node.input_types)]  # leaves may be read in another dtype
+    with without_autocast(read[0].device.type if read else "cpu"):
+        return call_op(Node(**{**node.__dict__, "attrs": attrs}), read)
 
 
 def _whole_random(node: Node, inputs: Sequence[Tensor], noise: Noise) -> Tensor:
