@@ -290,7 +290,8 @@ class _Lowering:
                 made.append(Compute(node.name, 1))
             waited.update(fetches)
             for stage, reduction in enumerate(self.stages[node.name][0]):
-                made.append(Reduce(node.name, stage, reduction.kind, self._axes(node, reduction)))
+                if axes := self._axes(node, reduction):  # without any, the partial value is the whole one
+                    made.append(Reduce(node.name, stage, reduction.kind, axes))
                 made.append(Compute(node.name, stage + 1))
             # A far reader's region is fetched just before it is read: fetched early it would only take memory.
             near = [
@@ -333,7 +334,8 @@ class _Lowering:
             made += [WaitAdjoint(name) for name in coming.pop(node.name, [])]
             made.append(Gradient(node.name))
             for stage, reduction in enumerate(self.stages[node.name][1]):
-                made.append(GradientReduce(node.name, stage, reduction.kind, self._axes(node, reduction)))
+                if axes := self._axes(node, reduction):
+                    made.append(GradientReduce(node.name, stage, reduction.kind, axes))
                 made.append(Gradient(node.name, stage + 1))
             complete = [name for name in self._carried(node) if first_reader[name] == node.name]
             if node.name in self.apart:  # the boxes' gradients travel while the own block's is computed

@@ -1,5 +1,7 @@
 """The races: one convolution at a time (`micro`), and whole nets against one process and DDP (`peers`)."""
 
+from importlib.util import find_spec
+
 from halocline.bench.race import Side
 from halocline.bench.workload import Workload
 
@@ -17,6 +19,7 @@ SPLIT = (
     Side("halocline, 2 ranks, MPI", "halocline", 2),
     Side("halocline, 2 ranks, Gloo", "halocline", 2, transport="gloo"),
 )
+JAX = Side("JAX, 2 devices", "jax", threads=2)
 DDP = Side("DDP, 2 ranks, Gloo", "ddp", 2, channels_last=True)
 
 MICRO = {
@@ -36,9 +39,10 @@ NETS = {
 
 
 def sides_of(workload: Workload, gloo: bool = True) -> tuple[Side, ...]:
-    """One process in all its settings, halocline, and DDP where each rank gets a sample."""
+    """One process in all its settings, halocline, DDP where each rank gets a sample, JAX where it is installed."""
     split = SPLIT if gloo else SPLIT[:1]
-    return (*ONE_PROCESS, *split, *((DDP,) if workload.batch >= 2 else ()))
+    jax = (JAX,) if "mesh" in workload.name and find_spec("jax") is not None else ()
+    return (*ONE_PROCESS, *split, *((DDP,) if workload.batch >= 2 else ()), *jax)
 
 
 def micro_sides(workload: Workload) -> tuple[Side, ...]:

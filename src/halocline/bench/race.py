@@ -26,7 +26,7 @@ START_S = 300.0  # until a side that has not come is given up
 
 @dataclass(frozen=True)
 class Side:
-    """One way to do the step: `kind` is `plain` (one process), `halocline` or `ddp`."""
+    """One way to do the step: `kind` is `plain` (one process), `jax` (two devices), `halocline` or `ddp`."""
 
     name: str
     kind: str
@@ -100,7 +100,7 @@ def _start(stack: ExitStack, side: Side, workload: Workload, listener: Listener,
     told = {**side.__dict__, "workload": as_dict(workload), "address": listener.address, "key": key}
     program = [worker.__file__, json.dumps(told)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(side.threads)}
-    if side.kind == "plain":
+    if side.kind in ("plain", "jax"):
         if side.tuned:
             environment |= {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
         command = [sys.executable, *program]

@@ -80,6 +80,10 @@ def main() -> None:
         step, leaves = split_step(workload, side["plan"])
     elif side["kind"] == "ddp":
         step, leaves = ddp_step(workload, side["channels_last"])
+    elif side["kind"] == "jax":
+        from halocline.bench.jax_side import jax_step
+
+        step, leaves = jax_step(workload), []
     else:
         step, leaves = plain_step(workload, side["channels_last"])
     with Client(side["address"], authkey=bytes.fromhex(side["key"])) as driver:
