@@ -1,10 +1,11 @@
-"""Captured graphs that the planner's tests share; captured once, on meta tensors, at any size."""
+"""Captured graphs that the planner's tests share; captured once, on fake tensors, at any size."""
 
 from collections.abc import Callable
 from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from halocline.capture import capture
 from halocline.graph import Graph
@@ -13,7 +14,7 @@ from halocline.models.zoo import ZOO
 
 def captured(build: Callable[[], nn.Module], x: tuple[int, ...], loss: nn.Module | None = None) -> Graph:
     """The graph of a model on a batch of shape `x`, with the sum of squares as the loss if there is none."""
-    with torch.device("meta"):
+    with FakeTensorMode(allow_non_fake_inputs=True):
         model, batch = build(), torch.empty(x)
         target = torch.empty(model(batch).shape)
     return capture(model, loss or nn.MSELoss(), (batch, target))[0]
@@ -26,7 +27,7 @@ def zoo(name: str, size: int, n: int, width: float = 1.0) -> Graph:
     assert entry.loss is not None
     channels = {"resnet50": 3, "unet3d": 1, "unet2d": 1}.get(name, 18)
     dims = 3 if name == "unet3d" else 2
-    with torch.device("meta"):
+    with FakeTensorMode(allow_non_fake_inputs=True):
         model, x = entry.build(size, width), torch.empty(n, channels, *(size,) * dims)
         y = torch.empty(n, dtype=torch.int64) if name.startswith("resnet") else torch.empty(n, 1, *(size,) * dims)
     return capture(model, entry.loss(), (x, y))[0]

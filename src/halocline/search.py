@@ -8,7 +8,7 @@ import numpy as np
 
 from .budget import Tight, Within, cheapest_within
 from .cost.estimate import Estimate, estimate
-from .cost.local_times import LocalTimes, local_times
+from .cost.local_times import LocalTimes, activation_format, local_times
 from .cost.machine import Machine
 from .cost.memory import consumers, persistent_bytes
 from .elimination import Array, TooWide, minimise
@@ -17,6 +17,7 @@ from .graph import Graph
 from .mesh import Mesh
 from .paper_search import paper_choice
 from .placement import Plan
+from .plan_file import signature_of
 from .problem import Edge, Problem, Variable
 from .tables import Tables
 
@@ -82,7 +83,7 @@ def search(
     mesh = machine.mesh(mesh) if isinstance(mesh, int) else mesh
     if mesh.size > machine.capacity:
         raise PlanError(f"machine `{machine.name}` has {machine.capacity} ranks, but the mesh is {mesh}")
-    return _Search(graph, mesh, machine, limit, method, times or local_times(machine)).found()
+    return _Search(graph, mesh, machine, limit, method, times or local_times(machine, graph)).found()
 
 
 class _Search:
@@ -206,7 +207,13 @@ class _Search:
         origin = f"{self.method} search on {self.machine.name}"
         made = problem.plan(chosen, origin)
         cost = estimate(self.graph, made, self.machine, self.times)
-        made = replace(made, seconds=cost.seconds, memory_bytes=cost.memory.total_bytes)
+        made = replace(
+            made,
+            seconds=cost.seconds,
+            memory_bytes=cost.memory.total_bytes,
+            memory_format=activation_format(self.graph),
+            made_for=signature_of(self.graph),
+        )
         moving = self.tables.group_of
         same = cost.optimizer_s + sum(node.seconds for node in cost.nodes if node.name not in moving)
         bound_s = None if bound_s is None else min(bound_s + same, cost.seconds)

@@ -8,8 +8,8 @@ import numpy as np
 
 from .candidates import Group, alike_indices, candidates, groups
 from .cost.estimate import BUCKET_BYTES, reduction_s
-from .cost.gradients import carrying, trained, wanted_inputs
-from .cost.local_times import LocalTimes
+from .cost.gradients import carrying, overwriting, trained, wanted_inputs
+from .cost.local_times import LocalCall, LocalTimes
 from .cost.machine import Machine
 from .cost.movement import beside_s, gradient_share, may_stay_apart, received
 from .cost.pairs import Array, Beside, Owners, pair_costs
@@ -37,6 +37,7 @@ class _Fixed:
     own_itemsize: int
     grads_bytes: int
     batch: tuple[int, ...]
+    overwrite: bool
 
 
 @dataclass
@@ -54,6 +55,10 @@ class Tables:
     @cached_property
     def carried(self) -> frozenset[str]:
         return carrying(self.graph, trained(self.graph))
+
+    @cached_property
+    def overwriting(self) -> frozenset[str]:
+        return overwriting(self.graph)
 
     @cached_property
     def bucket_bytes(self) -> int:
@@ -93,7 +98,8 @@ class Tables:
         """A number that two nodes share when they cost the same."""
         if node.name not in self._kind_of:
             leaves = tuple(name in self.graph.replicated for name in node.inputs)
-            held = (node.name in self.carried, self._holds_own(node), self._reads_batch(node))
+            place = node.name in self.overwriting
+            held = (node.name in self.carried, self._holds_own(node), self._reads_batch(node), place)
             key = (
                 node.op, tuple(sorted((key, str(value)) for key, value in node.attrs.items())), node.roles,
                 node.input_types, node.type, wanted_inputs(node, self.carried), leaves, held,
@@ -138,7 +144,7 @@ class Tables:
         parts, rank = self.parts(node, split), 0  # rank 0 has the largest parts
         at = box(node, {i: dim.parts[self.mesh.part(rank, dim.axes)] for i, dim in parts.items()})
         reads, writes = fixed.rule.reads(node, at), fixed.rule.writes(node, at)
-        forward, backward = self.times.seconds(node, reads, writes, fixed.wanted)
+        forward, backward = self.times.seconds(LocalCall(node, at, reads, writes, fixed.wanted, fixed.overwrite))
         stages = moving = 0.0
         held = float(writes.size * fixed.own_itemsize)
         for reduction, is_forward in fixed.reductions:
@@ -165,7 +171,17 @@ class Tables:
         holds = kept(node, wanted)
         itemsize = node.type.dtype.itemsize * self._holds_own(node) + holds.extra_bytes
         grads = sum(self.graph.types[name].nbytes for name in leaves)
-        return _Fixed(node, rule, wanted, tuple(reductions), holds, itemsize, grads, self._reads_batch(node))
+        return _Fixed(
+            node,
+            rule,
+            wanted,
+            tuple(reductions),
+            holds,
+            itemsize,
+            grads,
+            self._reads_batch(node),
+            node.name in self.overwriting,
+        )
 
     def _batch(self, node: Node, position: int, split: Split, forward_s: float) -> tuple[float, float]:
         """What a first reader fetches beyond its own part of a batch tensor, and the bytes it then holds of it."""
@@ -269,7 +285,8 @@ class Tables:
         for split in splits:
             parts = self.parts(reader, split)
             at = box(reader, {i: dim.parts[self.mesh.part(0, dim.axes)] for i, dim in parts.items()})
-            found.append(self.times.seconds(reader, rule.reads(reader, at), rule.writes(reader, at), wanted))
+            call = LocalCall(reader, at, rule.reads(reader, at), rule.writes(reader, at), wanted)
+            found.append(self.times.seconds(call))
         forward, backward = (np.array(column, dtype=np.float64) for column in zip(*found))
         return Beside(tuple(rule.additive_dims(reader)), forward, backward)
 

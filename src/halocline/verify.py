@@ -15,6 +15,7 @@ from .comm.connect import connect
 from .graph import Graph, Node
 from .ops import rule_for
 from .ops.call_op import call_op
+from .ops.draw import Random
 from .ops.rule import Call, Noise
 from .placement import box
 from .prepared import leaves_of
@@ -22,7 +23,7 @@ from .region import Region
 from .step import PlanSpec, Step, parallelize
 
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
-RANDOM = ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
+DROPOUTS = ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ def _one_process(
     """The plain module's outputs, gradients and buffers; random ops draw what the split net drew."""
     plain = copy.deepcopy(model)
     graph = step.program.graph
-    if any(node.op in RANDOM for node in graph.nodes):
+    if any(map(_draws, graph.nodes)):
         leaves = leaves_of(graph, plain, loss)
         values = whole_values(graph, leaves | dict(zip(graph.inputs, batch)), step.noise)
         outputs = [values[name] for name in graph.outputs]
@@ -155,8 +156,13 @@ def whole_values(graph: Graph, values: Mapping[str, Tensor], noise: Noise) -> di
     known = dict(values)
     for node in graph.nodes:
         inputs = [known[name] for name in node.inputs]
-        known[node.name] = _whole_random(node, inputs, noise) if node.op in RANDOM else _call(node, inputs)
+        known[node.name] = _whole_random(node, inputs, noise) if _draws(node) else _call(node, inputs)
     return known
+
+
+def _draws(node: Node) -> bool:
+    """Whether the node's op draws random numbers."""
+    return isinstance(rule_for(node), Random) or (node.op in DROPOUTS and node["train"] and node["p"] > 0)
 
 
 def _call(node: Node, inputs: Sequence[Tensor]) -> Tensor:

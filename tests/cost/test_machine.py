@@ -3,7 +3,7 @@ from itertools import combinations
 
 import pytest
 
-from halocline.cost.collective import allreduce_s, flat_s
+from halocline.cost.collective import allreduce_s, flat_s, shared
 from halocline.cost.machine import load_machine, parse_machine, shipped
 from halocline.errors import PlanError
 from halocline.mesh import Mesh
@@ -70,6 +70,6 @@ def test_an_allreduce_takes_the_algorithm_that_is_cheapest_for_its_size() -> Non
     assert large == pytest.approx(2 * 7 / 8 * 1e9 * level.seconds_per_byte, rel=0.1)
     mesh = Mesh((("node", 8), ("gpu", 4)))
     across = allreduce_s(machine, mesh, ("node", "gpu"), 1e8)
-    assert across < flat_s(level, gamma, 32, 1e8)  # within nodes first: less goes over the slow level
+    assert across < flat_s(shared(level), gamma, 32, 1e8)  # within nodes first: less goes over the slow level
     assert allreduce_s(machine, mesh, (), 1e8) == 0
     assert allreduce_s(machine, mesh, ("gpu",), 1e8) < allreduce_s(machine, mesh, ("node",), 1e8)

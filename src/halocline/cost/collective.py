@@ -5,6 +5,7 @@ uses: alpha is a level's latency, beta its inverse bandwidth, gamma the machine'
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import ceil, log2
 
 from ..mesh import Mesh
@@ -35,19 +36,24 @@ def flat_s(level: Level, gamma: float, ranks: int, nbytes: float) -> float:
     return min(algorithm(level, gamma, ranks, nbytes) for algorithm in (recursive_doubling_s, rabenseifner_s, ring_s))
 
 
+def shared(level: Level) -> Level:
+    """The level as each rank sees it when all ranks that share a link sum at once, as they do: they run one program."""
+    return replace(level, seconds_per_byte=level.seconds_per_byte * level.shared_by)
+
+
 def hierarchical_s(machine: Machine, ranks_by_level: Mapping[int, int], nbytes: float) -> float:
     """Reduce-scatter inside each level, allreduce of the shards over the slowest one, allgather on the way back."""
     total, shard = 0.0, nbytes
     levels = sorted(number for number, ranks in ranks_by_level.items() if ranks > 1)
     for number in levels[:-1]:
-        ranks, level = ranks_by_level[number], machine.levels[number]
+        ranks, level = ranks_by_level[number], shared(machine.levels[number])
         moved = shard * (ranks - 1) / ranks
         total += 2 * ceil(log2(ranks)) * level.latency_s
         total += moved * (2 * level.seconds_per_byte + machine.reduction_s_per_byte)
         shard /= ranks
     if levels:
         last = levels[-1]
-        total += flat_s(machine.levels[last], machine.reduction_s_per_byte, ranks_by_level[last], shard)
+        total += flat_s(shared(machine.levels[last]), machine.reduction_s_per_byte, ranks_by_level[last], shard)
     return total
 
 
@@ -66,7 +72,7 @@ def _allreduce_s(machine: Machine, mesh: Mesh, axes: tuple[str, ...], nbytes: fl
         by_level[number] = by_level.get(number, 1) * mesh.parts((axis,))
     if not by_level or nbytes <= 0:
         return 0.0
-    slowest = machine.levels[max(by_level)]
+    slowest = shared(machine.levels[max(by_level)])
     flat = flat_s(slowest, machine.reduction_s_per_byte, mesh.parts(axes), nbytes)
     return min(flat, hierarchical_s(machine, by_level, nbytes)) if len(by_level) > 1 else flat
 

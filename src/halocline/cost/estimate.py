@@ -10,8 +10,8 @@ from ..ops import rule_for
 from ..ops.rule import Reduction, StagedRule
 from ..placement import Plan
 from .collective import allreduce_s, gather_along_axes_s
-from .gradients import carrying, trained, wanted_inputs
-from .local_times import LocalTimes
+from .gradients import carrying, overwriting, trained, wanted_inputs
+from .local_times import LocalCall, LocalTimes
 from .machine import Machine
 from .memory import Memory, memory_of
 from .movement import NOTHING, beside_s, may_stay_apart, packing_s, received, returned
@@ -84,6 +84,7 @@ class _Estimating:
         self.sampled, self.machine, self.times = sampled, machine, times
         self.graph, self.mesh = sampled.graph, sampled.mesh
         self.carried = carrying(self.graph, trained(self.graph))
+        self.overwriting = overwriting(self.graph)
         self.seen: dict[tuple[object, ...], None] = {}  # fetches that another reader shares
 
     def result(self) -> Estimate:
@@ -104,7 +105,8 @@ class _Estimating:
     def _at_rank(self, node: Node, rank: int, last: bool) -> NodeCost:
         reads, writes = self.sampled.reads[node.name, rank], self.sampled.writes[node.name, rank]
         wanted = wanted_inputs(node, self.carried)
-        forward, backward = self.times.seconds(node, reads, writes, wanted)
+        call = LocalCall(node, self.sampled.at(node, rank), reads, writes, wanted, node.name in self.overwriting)
+        forward, backward = self.times.seconds(call)
         over = self.sampled.over(node)
         halo = redistribution = 0.0
         moved = messages = 0

@@ -3,6 +3,7 @@
 from collections.abc import Collection
 
 from ..graph import Graph, Node
+from ..ops import rule_for
 
 
 def trained(graph: Graph) -> frozenset[str]:
@@ -35,3 +36,19 @@ def varying(graph: Graph) -> frozenset[str]:
 def wanted_inputs(node: Node, carried: Collection[str]) -> tuple[bool, ...]:
     """Which inputs of `node` its backward pass must give a gradient for."""
     return tuple(name in carried and node.name in carried for name in node.inputs)
+
+
+def overwriting(graph: Graph) -> frozenset[str]:
+    """The nodes that put their output in place of their first input if that is not fetched, as `program` decides."""
+    made = {node.name: node for node in graph.nodes}
+    returned = {*graph.outputs, *graph.updates.values()}
+    return frozenset(
+        node.name
+        for node in graph.nodes
+        if rule_for(node).overwrites
+        and (value := node.inputs[0]) in made
+        and rule_for(made[value]).fresh
+        and graph.readers[value] == (node,)
+        and value not in returned
+        and graph.types[value] == node.type
+    )

@@ -3,46 +3,61 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import PlanError
-from ..graph import Node
+from ..graph import Graph, Node
+from ..ops.rule import At
 from ..region import Region
 from .machine import Machine
-from .work import VIEWS, work_of
+from .work import CONTRACTIONS, VIEWS, work_of
 
 
-def call_key(node: Node, reads: Sequence[Region], writes: Region, wanted: Sequence[bool]) -> str:
-    """What tells one local computation from another: op, attributes, local shapes, dtypes, wanted gradients."""
-    attrs = ",".join(f"{key}={value}" for key, value in sorted(node.attrs.items()) if value is not None)
-    shapes = ";".join(
-        f"{'x'.join(map(str, region.shape))}:{type.dtype}{'!' if want else ''}"
-        for region, type, want in zip(reads, node.input_types, wanted, strict=True)
-    )
-    return f"{node.op}({attrs})[{shapes}]->{'x'.join(map(str, writes.shape))}".replace("torch.", "")
+@dataclass(frozen=True)
+class LocalCall:
+    """One rank's part of a node, as it is timed: `Call` without what changes from step to step."""
+
+    node: Node
+    at: At
+    reads: tuple[Region, ...]
+    writes: Region
+    wanted: tuple[bool, ...]
+    overwrite: bool = False
+
+    @cached_property
+    def key(self) -> str:
+        """What tells one local computation from another: op, attributes, local shapes, dtypes, wanted gradients."""
+        node = self.node
+        attrs = ",".join(f"{key}={value}" for key, value in sorted(node.attrs.items()) if value is not None)
+        shapes = ";".join(
+            f"{'x'.join(map(str, region.shape))}:{type.dtype}{'!' if want else ''}"
+            for region, type, want in zip(self.reads, node.input_types, self.wanted, strict=True)
+        )
+        made = "x".join(map(str, self.writes.shape))
+        number = "" if node.output is None else f"#{node.output}"
+        return f"{node.op}{number}({attrs})[{shapes}]->{made}{'=' if self.overwrite else ''}".replace("torch.", "")
 
 
 @dataclass
 class LocalTimes:
-    """The seconds of local computations on a machine; what was asked for and not measured is in `missing`."""
+    """The seconds of local computations on a machine; those asked for that were not measured are in `missing`."""
 
     machine: Machine
+    format: str = "preserve"  # the memory format of activations
     measured: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    missing: dict[str, tuple[Node, tuple[Region, ...], Region, tuple[bool, ...]]] = field(default_factory=dict)
+    missing: dict[str, LocalCall] = field(default_factory=dict)
 
-    def seconds(
-        self, node: Node, reads: Sequence[Region], writes: Region, wanted: Sequence[bool]
-    ) -> tuple[float, float]:
-        """The forward and the backward time of a node that reads `reads` and makes `writes`."""
-        if writes.empty:
+    def seconds(self, call: LocalCall) -> tuple[float, float]:
+        """The forward and the backward time of a call."""
+        if call.writes.empty:
             return 0.0, 0.0
-        if self.measured:
-            key = call_key(node, reads, writes, wanted)
-            if key in self.measured:
-                return self.measured[key]
-            self.missing.setdefault(key, (node, tuple(reads), writes, tuple(wanted)))
-        return self.modelled(node, reads, writes, wanted)
+        key = table_key(call, self.format)
+        if key in self.measured:
+            return self.measured[key]
+        self.missing.setdefault(key, call)
+        return self.modelled(call.node, call.reads, call.writes, call.wanted)
 
     def modelled(
         self, node: Node, reads: Sequence[Region], writes: Region, wanted: Sequence[bool]
@@ -52,11 +67,23 @@ class LocalTimes:
         if node.op in VIEWS:
             return local.overhead_s, local.overhead_s if any(wanted) else 0.0
         does = work_of(node, reads, writes, wanted)
-        forward = local.seconds(does.flops, does.moved_bytes, dtype)
+        counts = node.op in CONTRACTIONS  # everything else is bound by memory
+        forward = local.seconds(does.flops * counts, does.moved_bytes, dtype)
         if not any(wanted):
             return forward, 0.0
-        backward = local.seconds(does.grad_flops, does.grad_bytes, dtype)
+        backward = local.seconds(does.grad_flops * counts, does.grad_bytes, dtype)
         return forward, backward
+
+
+def table_key(call: LocalCall, format: str) -> str:
+    """The key of a call in a table of times measured with activations in a memory format."""
+    return call.key if format == "preserve" else f"{format} {call.key}"
+
+
+def activation_format(graph: Graph) -> Literal["channels_last", "preserve"]:
+    """The memory format that a step chooses for activations by itself: where it convolves in 4 bytes or less."""
+    fast = any(node.op in ("conv2d", "conv3d") and node.type.dtype.itemsize <= 4 for node in graph.nodes)
+    return "channels_last" if fast else "preserve"
 
 
 def read_table(path: Path) -> dict[str, tuple[float, float]]:
@@ -71,6 +98,7 @@ def read_table(path: Path) -> dict[str, tuple[float, float]]:
         ) from error
 
 
-def local_times(machine: Machine) -> LocalTimes:
-    """The machine's source of local times, with its table where it has one."""
-    return LocalTimes(machine, read_table(Path(machine.table)) if machine.table else {})
+def local_times(machine: Machine, graph: Graph) -> LocalTimes:
+    """The machine's source of local times for a graph, with its table where it has one."""
+    table = read_table(Path(machine.table)) if machine.table else {}
+    return LocalTimes(machine, activation_format(graph), table)

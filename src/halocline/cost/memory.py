@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from ..graph import Graph, Node
-from ..ops import rule_for
-from .gradients import trained, wanted_inputs
+from .gradients import overwriting, trained, wanted_inputs
 from .movement import may_stay_apart
 from .sampled import Sampled
 from .work import VIEWS, Kept, kept
@@ -141,7 +140,7 @@ class _Walk:
                 fetched.append(block)
                 feeds.append((block, size))
         self.feeds[node.name] = feeds
-        if feeds and feeds[0][0] and (node.op in VIEWS or self._overwrites(node, feeds[0][0])):
+        if feeds and feeds[0][0] and (node.op in VIEWS or self._in_place(node, feeds[0][0])):
             self._own(node.name, feeds[0][0])
         else:
             self._own(node.name, node.name)
@@ -159,23 +158,12 @@ class _Walk:
         for block in fetched:
             self.heap.drop(block)
 
-    def _overwrites(self, node: Node, block: str) -> bool:
-        """Whether the node puts its output in place of its first input, as `program` decides."""
-        value = node.inputs[0]
-        maker = self._made.get(value)
-        return (
-            rule_for(node).overwrites
-            and maker is not None
-            and rule_for(maker).fresh
-            and block == self.block[value]
-            and self.graph.readers[value] == (node,)
-            and value not in (*self.graph.outputs, *self.graph.updates.values())
-            and self.graph.types[value] == node.type
-        )
+    def _in_place(self, node: Node, block: str) -> bool:
+        return node.name in self.overwriting and block == self.block[node.inputs[0]]
 
     @cached_property
-    def _made(self) -> Mapping[str, Node]:
-        return {node.name: node for node in self.graph.nodes}
+    def overwriting(self) -> frozenset[str]:
+        return overwriting(self.graph)
 
     def _backward(self, node: Node) -> None:
         """The gradient of the output is there; those of the inputs come, then what was kept and the first go."""

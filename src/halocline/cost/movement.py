@@ -20,21 +20,23 @@ CALLS_APART = 6  # torch calls that a halo box takes which is convolved apart: c
 class Moved:
     """One direction of a transfer at one rank: messages and bytes received, their time, and that of the copies around.
 
-    `moving_s` can run beside computation where the reader adds its halo apart; then `buffer_s` is not spent.
+    `moving_s` can run beside computation where the reader adds its halo apart; then `buffer_s` is not spent. Messages
+    are packed and put in place (`handling_s`) in any case.
     """
 
     messages: int
     nbytes: int
     moving_s: float
+    handling_s: float
     buffer_s: float
 
     @property
     def seconds(self) -> float:
         """The time when nothing runs beside it."""
-        return self.moving_s + self.buffer_s
+        return self.moving_s + self.handling_s + self.buffer_s
 
 
-NOTHING = Moved(0, 0, 0.0, 0.0)
+NOTHING = Moved(0, 0, 0.0, 0.0, 0.0)
 
 
 def received(machine: Machine, owns: Layout, need: Region, rank: int, itemsize: int) -> Moved:
@@ -69,19 +71,20 @@ def returned(
 
 
 def _moved(machine: Machine, rank: int, pieces: Sequence[tuple[int, int]], buffer_bytes: int) -> Moved:
-    local, moving = machine.local, 0.0
+    local, moving, handling = machine.local, 0.0, 0.0
     for peer, size in pieces:
         level = machine.levels[machine.level_of(rank, peer)]
         moving += level.latency_s + size * level.seconds_per_byte
-        moving += 2 * local.overhead_s + 4 * size * local.memory_seconds_per_byte  # packed there, put in place here
+        handling += 2 * local.overhead_s + 4 * size * local.memory_seconds_per_byte  # packed there, put in place here
     buffer = local.overhead_s + 2 * buffer_bytes * local.memory_seconds_per_byte if buffer_bytes else 0.0
-    return Moved(len(pieces), sum(size for _, size in pieces), moving, buffer)
+    return Moved(len(pieces), sum(size for _, size in pieces), moving, handling, buffer)
 
 
 def beside_s(machine: Machine, moved: Moved, computing_s: float) -> float:
     """What a transfer adds to a computation of `computing_s` that goes on meanwhile and adds the halo boxes apart."""
     hidden = min(machine.overlap * moved.moving_s, computing_s)
-    return moved.moving_s - hidden + CALLS_APART * moved.messages * machine.local.overhead_s / 2
+    boxes = CALLS_APART * moved.messages * machine.local.overhead_s / 2
+    return moved.moving_s - hidden + moved.handling_s + boxes
 
 
 def may_stay_apart(mesh: Mesh, node: Node, position: int, owns: Layout, need: Region, own: Region) -> bool:

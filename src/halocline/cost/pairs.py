@@ -123,26 +123,28 @@ def pair_costs(
     ]
     size = np.array([need.size for need in needs], dtype=np.float64)
     in_place = np.logical_and.reduce([dim.same for dim in dims]) | (size[None, :] == 0)
-    messages, there = _moving(machine, [dim.points for dim in dims], [dim.parts for dim in dims], owners.itemsize)
+    messages, there, handling = _moving(
+        machine, [dim.points for dim in dims], [dim.parts for dim in dims], owners.itemsize
+    )
     is_local = in_place | (messages <= 0)
-    there[in_place] = 0.0
+    there[in_place] = handling[in_place] = 0.0
     buffer = local.overhead_s + 2 * size[None, :] * owners.itemsize * local.memory_seconds_per_byte
-    there_s = there + np.where(is_local, 0.0, buffer)
-    back, back_messages = np.zeros_like(there), np.zeros_like(there)
+    there_s = there + handling + np.where(is_local, 0.0, buffer)
+    back, back_messages, back_handling = (np.zeros_like(there) for _ in range(3))
     back_s = np.zeros_like(there)
     if carries:
-        back_messages, back = _moving(
+        back_messages, back, back_handling = _moving(
             machine, [dim.back_points for dim in dims], [dim.back_parts for dim in dims], owners.itemsize
         )
-        back_s = back + local.overhead_s + 2 * owners.sizes[:, None] * local.memory_seconds_per_byte
+        back_s = back + back_handling + local.overhead_s + 2 * owners.sizes[:, None] * local.memory_seconds_per_byte
         back_s[in_place] = 0.0
     apart = np.zeros_like(is_local)
     if beside is not None:
         apart = ~is_local & (owners.block_bytes >= CORRECT_BYTES)[:, None]
         for number, dim in enumerate(dims):
             apart &= dim.same if number not in beside.dims else True
-        there_s = np.where(apart, _beside(machine, there, messages, beside.forward_s), there_s)
-        back_s = np.where(apart, _beside(machine, back, back_messages, beside.backward_s), back_s)
+        there_s = np.where(apart, handling + _beside(machine, there, messages, beside.forward_s), there_s)
+        back_s = np.where(apart, back_handling + _beside(machine, back, back_messages, beside.backward_s), back_s)
     if carries:
         back_s = back_s + _replica_sums(owners, over_masks)
     shared = np.prod([dim.points[0] for dim in dims], axis=0) * owners.itemsize
@@ -150,24 +152,24 @@ def pair_costs(
 
 
 def _beside(machine: Machine, moving_s: Array, messages: Array, computing_s: Array) -> Array:
-    """`movement.beside_s` for all pairs."""
+    """`movement.beside_s` for all pairs, without the handling of messages."""
     hidden = np.minimum(machine.overlap * moving_s, computing_s[None, :])
     return moving_s - hidden + CALLS_APART * messages * machine.local.overhead_s / 2
 
 
 def _moving(
     machine: Machine, points: list[list[Array]], parts: list[list[Array]], itemsize: int
-) -> tuple[Array, Array]:
-    """Messages, and the seconds they take, from the points and parts shared along each dim."""
+) -> tuple[Array, Array, Array]:
+    """Messages, the seconds they take and those of handling them, from the points and parts shared along each dim."""
     reach = [np.prod([dim[number] for dim in points], axis=0) for number in range(len(points[0]))]
     count = [np.prod([dim[number] for dim in parts], axis=0) for number in range(len(parts[0]))]
-    total, local = np.zeros_like(reach[0]), machine.local
+    moving, handling, local = np.zeros_like(reach[0]), np.zeros_like(reach[0]), machine.local
     for number, level in enumerate(machine.levels):
         messages = np.round(count[number + 1] - count[number])
         nbytes = (reach[number + 1] - reach[number]) * itemsize
-        total += messages * (level.latency_s + 2 * local.overhead_s)
-        total += nbytes * (level.seconds_per_byte + 4 * local.memory_seconds_per_byte)
-    return np.round(count[-1] - count[0]), total
+        moving += messages * level.latency_s + nbytes * level.seconds_per_byte
+        handling += messages * 2 * local.overhead_s + nbytes * 4 * local.memory_seconds_per_byte
+    return np.round(count[-1] - count[0]), moving, handling
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,58 @@
+"""`halocline plan`: the best split of every layer, by the model of a machine."""
+
+import json
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("model")
+@click.option("--ranks", type=click.IntRange(1), required=True, help="For how many ranks.")
+@click.option(
+    "--machine",
+    default="this",
+    show_default=True,
+    metavar="NAME|FILE",
+    help="lassen, dgx-h100, cpu-cluster, this host, or a TOML file.",
+)
+@click.option("--batch", type=click.IntRange(1), help="Samples in the whole batch.")
+@click.option("--size", type=click.IntRange(1), help="Width of a sample (default: the model's usual one).")
+@click.option("--width", type=click.FloatRange(0, min_open=True), default=1.0, help="Times the usual channels.")
+@click.option("--memory", metavar="SIZE", help="Memory of a rank, as in 16GiB (default: the machine's).")
+@click.option("--method", type=click.Choice(["exact", "paper"]), default="exact", show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout, and nothing else there.")
+@click.option("-o", "--output", type=click.Path(dir_okay=False), help="Write the plan to this file.")
+def plan_command(
+    model: str, ranks: int, machine: str, batch: int | None, size: int | None, width: float, memory: str | None,
+    method: str, as_json: bool, output: str | None,
+) -> int:  # fmt: skip
+    """Find the best split of every layer of MODEL over the ranks of a machine, and say why.
+
+    Nothing is trained and no memory is taken: nets of any size can be planned on any host. MODEL is a name in the zoo,
+    or path/to/file.py:factory.
+    """
+    from rich.console import Console
+
+    from halocline.errors import PlanError
+    from halocline.models.zoo import load
+    from halocline.planning import Asked, captured, machine_of, size_of
+    from halocline.report.explain import as_document, shown
+
+    entry = load(model)
+    graph = captured(entry, size, batch or entry.batch_size or 1, width)
+    limit = size_of(memory) if memory is not None else None
+    found = Asked(graph, ranks, machine_of(machine, ranks), limit, method).found()
+    if output is not None:
+        try:
+            Path(output).write_text(found.plan.to_json() + "\n")
+        except OSError as error:
+            raise PlanError(f"-o {output}: the plan cannot be written: {error.strerror or error}") from error
+    if as_json:
+        print(json.dumps({"model": model, "ranks": ranks, "machine": machine, **as_document(found)}))
+    else:
+        Console(width=None if Console().is_terminal else 150).print(shown(found), soft_wrap=True)
+    return 0
+
+
+command = plan_command

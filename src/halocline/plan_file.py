@@ -1,0 +1,48 @@
+"""Plans from files, checked against the model, the batch and the ranks they are to be used for."""
+
+import hashlib
+from pathlib import Path
+
+from .errors import PlanError
+from .graph import Graph
+from .placement import Placement, Plan
+
+
+def signature_of(graph: Graph) -> str:
+    """What a plan must fit: the batch's types, and a digest of all nodes with their shapes."""
+    batch = ", ".join(map(str, graph.inputs.values()))
+    nodes = "\n".join(f"{node.name} {node.op} {node.type}" for node in graph.nodes)
+    return f"batch {batch}; {len(graph.nodes)} nodes {hashlib.blake2b(nodes.encode(), digest_size=6).hexdigest()}"
+
+
+def read_plan(path: Path, graph: Graph, ranks: int) -> Plan:
+    """The plan in a file, for this graph and number of ranks.
+
+    Raises PlanError for a file that is no plan, and for a plan that was made for another model, batch or number of
+    ranks, or that splits what cannot be split.
+    """
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlanError(f"plan file {path}: it cannot be read: {error}") from error
+    try:
+        found = Plan.from_json(text)
+        check_plan(found, graph, ranks)
+    except PlanError as error:
+        raise PlanError(f"{path}: {error}") from error
+    return found
+
+
+def check_plan(found: Plan, graph: Graph, ranks: int) -> None:
+    """Raises PlanError when `found` was made for another model, batch or number of ranks."""
+    if found.mesh.size != ranks:
+        raise PlanError(
+            f"the plan was made for {found.mesh.size} ranks (mesh {found.mesh}), but {ranks} are to run it; plan anew"
+        )
+    here = signature_of(graph)
+    if found.made_for and found.made_for != here:
+        raise PlanError(
+            f"the plan was made for another model, size or batch: for [{found.made_for}], but here is [{here}]"
+        )
+    if ranks <= 64:  # a placement of all ranks checks every split
+        Placement(graph, found)
