@@ -16,7 +16,7 @@ from .errors import HaloclineError
 from .feed import Feed
 from .placement import Plan
 from .step import PlanSpec, Step, parallelize
-from .verify import RANDOM, deviation
+from .verify import deviation, draws
 
 # Rounding differs, and nets magnify it: a mesh-tangling net at its start some ten thousand times, through batch norms
 # of what ReLUs leave. In fp32 its gradient in one process is as far from that in fp64.
@@ -115,7 +115,7 @@ class Twin:
 
     def __init__(self, step: Step, feed: Feed) -> None:
         for node in step.program.graph.nodes:
-            if node.op in RANDOM and node.attrs.get("train", True):
+            if draws(node):
                 raise HaloclineError(
                     f"{node.where()} draws at random, so training cannot be compared with one process. "
                     "Use `halocline verify`, which replays what was drawn."

@@ -130,7 +130,7 @@ def _one_process(
     """The plain module's outputs, gradients and buffers; random ops draw what the split net drew."""
     plain = copy.deepcopy(model)
     graph = step.program.graph
-    if any(map(_draws, graph.nodes)):
+    if any(map(draws, graph.nodes)):
         leaves = leaves_of(graph, plain, loss)
         values = whole_values(graph, leaves | dict(zip(graph.inputs, batch)), step.noise)
         outputs = [values[name] for name in graph.outputs]
@@ -156,11 +156,11 @@ def whole_values(graph: Graph, values: Mapping[str, Tensor], noise: Noise) -> di
     known = dict(values)
     for node in graph.nodes:
         inputs = [known[name] for name in node.inputs]
-        known[node.name] = _whole_random(node, inputs, noise) if _draws(node) else _call(node, inputs)
+        known[node.name] = _whole_random(node, inputs, noise) if draws(node) else _call(node, inputs)
     return known
 
 
-def _draws(node: Node) -> bool:
+def draws(node: Node) -> bool:
     """Whether the node's op draws random numbers."""
     return isinstance(rule_for(node), Random) or (node.op in DROPOUTS and node["train"] and node["p"] > 0)
 

@@ -42,7 +42,7 @@ def keep_mask(
     mask = torch.empty(region.shape, dtype=torch.bool) if like is None else torch.empty_like(like, dtype=torch.bool)
     if not mask.numel():
         return mask
-    cut = next(dim for dim in range(len(shape), -1, -1) if prod(shape[dim:]) ** 2 >= prod(shape))
+    cut = _cut_in_two(shape)
     rows = _hashed(_places(region, shape, range(cut), mask.device), key[0])
     columns = _hashed(_places(region, shape, range(cut, len(shape)), mask.device), key[1])
     least = min(round(p * 2**32), 2**32 - 1) - 2**31
@@ -50,11 +50,29 @@ def keep_mask(
         here = mask[block]
         mixed = torch.empty_like(here, dtype=torch.int32)
         torch.add(_cut(rows, block), _cut(columns, block), out=mixed)
-        shifted = torch.empty_like(mixed)
-        for multiplier in LOWBIAS:  # the shift is arithmetic, which loses one bit of 32
-            mixed.bitwise_xor_(torch.bitwise_right_shift(mixed, 15, out=shifted)).mul_(multiplier)
-        torch.ge(mixed, least, out=here)
+        torch.ge(_mixed(mixed), least, out=here)
     return mask
+
+
+def place_hash(region: Region, shape: Sequence[int], key: tuple[int, int], device: torch.device) -> Tensor:
+    """32 random-looking bits for every element of `region` of a tensor of `shape`, as `keep_mask` uses them."""
+    cut = _cut_in_two(shape)
+    rows = _hashed(_places(region, shape, range(cut), device), key[0])
+    columns = _hashed(_places(region, shape, range(cut, len(shape)), device), key[1])
+    return _mixed((rows + columns).expand(region.shape).contiguous())
+
+
+def _cut_in_two(shape: Sequence[int]) -> int:
+    """The dim at which the leading dims end and the trailing ones, of about as many places, begin."""
+    return next(dim for dim in range(len(shape), -1, -1) if prod(shape[dim:]) ** 2 >= prod(shape))
+
+
+def _mixed(mixed: Tensor) -> Tensor:
+    """In place: every bit depends on all bits."""
+    shifted = torch.empty_like(mixed)
+    for multiplier in LOWBIAS:  # the shift is arithmetic, which loses one bit of 32
+        mixed.bitwise_xor_(torch.bitwise_right_shift(mixed, 15, out=shifted)).mul_(multiplier)
+    return mixed
 
 
 def _places(region: Region, shape: Sequence[int], dims: range, device: torch.device) -> Tensor:
@@ -84,6 +102,18 @@ class Dropout(Rule):
     def signature(self, node: Node) -> Signature:
         names = index_names(len(node.type.shape))
         return Signature(dict(zip(names, node.type.shape)), (names,), names)
+
+    def run(self, call: Call, *inputs: Tensor) -> Tensor:
+        """What `forward` gives, differentiable: for one process to be compared with."""
+        (x,) = inputs
+        if not call["train"] or call["p"] == 0:
+            return x
+        if call["p"] == 1:
+            return x * 0
+        mask = self._mask(call, x.detach())
+        scale, shift = _scale_and_shift(call)
+        output = x * mask * scale
+        return output if shift is None else output + ~mask * shift[0] + shift[1]
 
     def forward(self, call: Call, inputs: Sequence[Tensor]) -> tuple[Tensor, Any]:
         (x,) = inputs
