@@ -15,8 +15,9 @@ from .data.score import average_precision
 from .errors import HaloclineError
 from .feed import Feed
 from .placement import Plan
+from .prepared import leaves_of
 from .step import PlanSpec, Step, parallelize
-from .verify import deviation, draws
+from .verify import deviation, draws, whole_values
 
 # Rounding differs, and nets magnify it: a mesh-tangling net at its start some ten thousand times, through batch norms
 # of what ReLUs leave. In fp32 its gradient in one process is as far from that in fp64.
@@ -110,27 +111,25 @@ class Twin:
 
     It takes over the weights before each step: left alone, two runs that differ by one rounding may part for good
     within ten steps (a deep net of ReLU and then batch norm does), in one process as in many.
-    Raises HaloclineError for a model that draws random numbers: its copy would draw others.
+    Random ops draw what the split net drew.
     """
 
     def __init__(self, step: Step, feed: Feed) -> None:
-        for node in step.program.graph.nodes:
-            if draws(node):
-                raise HaloclineError(
-                    f"{node.where()} draws at random, so training cannot be compared with one process. "
-                    "Use `halocline verify`, which replays what was drawn."
-                )
-        self.model, self.loss, self.feed = copy.deepcopy(step.model), copy.deepcopy(step.loss), feed
+        self.model, self.loss, self.feed, self.noise = (
+            copy.deepcopy(step.model),
+            copy.deepcopy(step.loss),
+            feed,
+            step.noise,
+        )
+        self.graph = step.program.graph
         self.steps, self._loss, self._gradients, self._buffers = 0, 0.0, 0.0, 0.0
 
     def compare(self, number: int, loss: Tensor, model: nn.Module) -> None:
         """Makes the step of batch `number` from the weights of `model`, whose gradients and buffers it has left."""
-        assert self.loss is not None
         for mine, other in zip(self.model.parameters(), model.parameters(), strict=True):
             mine.data.copy_(other.data)
             mine.grad = None
-        *inputs, target = self.feed.whole(number)
-        own = self.loss(self.model(*inputs), target)
+        own = self._one_process(self.feed.whole(number))
         torch.autograd.backward(own)
         pairs = [(p.grad, mine.grad) for p, mine in zip(model.parameters(), self.model.parameters())]
         self._loss = max(self._loss, deviation(loss, own))
@@ -139,6 +138,17 @@ class Twin:
             self._buffers, *(deviation(b, mine) for b, mine in zip(model.buffers(), self.model.buffers())), 0.0
         )
         self.steps += 1
+
+    def _one_process(self, batch: Sequence[Tensor]) -> Tensor:
+        if not any(map(draws, self.graph.nodes)):
+            assert self.loss is not None
+            return self.loss(self.model(*batch[:-1]), batch[-1])
+        leaves = leaves_of(self.graph, self.model, self.loss)
+        values = whole_values(self.graph, leaves | dict(zip(self.graph.inputs, batch)), self.noise)
+        with torch.no_grad():
+            for buffer, value in self.graph.updates.items():
+                leaves[buffer].copy_(values[value])
+        return values[self.graph.outputs[0]]
 
     def agreement(self) -> Agreement:
         """How far the two were apart up to now."""

@@ -11,7 +11,7 @@ import click
 
 from halocline.cli.ranks import interrupted
 
-COMMANDS = ("run", "train", "verify", "bench")
+COMMANDS = ("train", "verify", "plan", "calibrate", "simulate", "bench", "run")
 
 
 class Commands(click.Group):
