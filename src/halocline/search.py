@@ -205,13 +205,12 @@ class _Search:
 
     def _as_found(self, problem: Problem, chosen: tuple[int, ...], bound_s: float | None) -> Found:
         origin = f"{self.method} search on {self.machine.name}"
-        made = problem.plan(chosen, origin)
+        made = replace(problem.plan(chosen, origin), memory_format=activation_format(self.graph))
         cost = estimate(self.graph, made, self.machine, self.times)
         made = replace(
             made,
             seconds=cost.seconds,
             memory_bytes=cost.memory.total_bytes,
-            memory_format=activation_format(self.graph),
             made_for=signature_of(self.graph),
         )
         moving = self.tables.group_of

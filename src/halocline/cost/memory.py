@@ -90,8 +90,11 @@ class _Walk:
         for position, node in enumerate(self.graph.nodes):
             for name in (*node.inputs, node.name):
                 last[name] = position
-        for name in self.graph.inputs:
+        for name, type in self.graph.inputs.items():
             self._own(name, name)
+            spatial = len(type.shape) in (4, 5) and type.dtype.is_floating_point and type.shape[1] > 1
+            if spatial and self.sampled.plan.memory_format == "channels_last":  # a copy, beside what the user holds
+                self.heap.hold(f"{name} as it came", self._bytes(name))
         ending: dict[int, list[str]] = {}
         for name, position in last.items():
             ending.setdefault(position, []).append(name)
