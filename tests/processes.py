@@ -25,7 +25,7 @@ class Outcome:
 
 def run(scenario: str, ranks: int, transport: str, timeout_s: float = 120.0) -> Outcome:
     """Runs a scenario of `process_worker` on `ranks` processes. Raises TimeoutExpired when they hang."""
-    command = [sys.executable, "-u", "-m", "tests.process_worker", scenario]
+    command = [sys.executable, "-m", "tests.process_worker", scenario]
     start_s = time.monotonic()
     ended = subprocess.run(
         [sys.executable, "-c", LAUNCH.format(command=command, ranks=ranks, transport=transport)],
