@@ -17,14 +17,14 @@ from torch.utils import _pytree as pytree
 
 from .autocast import LEAF_CAST, with_casts
 from .errors import CaptureError
+from .functional import MAY_RETURN_INPUT, functional
 from .graph import Graph, Node, TensorType
 from .inline import inlined
 from .ops.call_op import aten, bound, node_of
 from .source import line_of_assignment, line_of_error, origin, where_nested
+from .tracing import DataIsDetached, numbered_momentum, structure, with_counters
 
 Loss = Callable[..., Tensor]
-# Ops that return their input itself when they have nothing to do, which their schemas do not say.
-MAY_RETURN_INPUT = {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"}
 DROPPED = {"_assert_tensor_metadata", "_assert_async", "_assert_scalar", "sym_constrain_range_for_size"}
 _ONE_AT_A_TIME = Lock()  # torch.export keeps global state; ranks may be threads of one process
 
@@ -39,7 +39,8 @@ class Wrapped(nn.Module):
 
     def forward(self, *batch: Any) -> Any:
         before = _tensors_kept(self)
-        output = self.model(*batch) if self.loss is None else self.loss(self.model(*batch[:-1]), batch[-1])
+        with DataIsDetached(), numbered_momentum(self):
+            output = self.model(*batch) if self.loss is None else self.loss(self.model(*batch[:-1]), batch[-1])
         for (module, name), kept in _tensors_kept(self).items():
             if before.get((module, name)) is not kept:
                 _restore(module, name, before.get((module, name)), kept)
@@ -82,7 +83,7 @@ def capture(model: nn.Module, loss: Loss | None, batch: Sequence[Any]) -> tuple[
         raise
     except Exception as error:  # torch.export raises many kinds
         raise CaptureError(_why_not(error)) from error
-    spec = exported.call_spec.out_spec
+    spec = structure(exported)
     if spec is None:
         raise CaptureError("the model returns nothing")
     return _Reader(exported).graph(), spec
@@ -134,7 +135,8 @@ class _Reader:
             self._placeholder(node, spec)
         leaves = frozenset({*self.parameters, *self.buffers, *self.constants})
         graph = inlined(self.exported.graph_module, frozenset(self.buffers))
-        order = list(with_casts(graph, leaves).nodes)
+        fixed = frozenset({*self.parameters, *self.inputs})
+        order = list(functional(with_casts(graph, leaves), frozenset(self.buffers), fixed).nodes)
         for position, node in enumerate(order):
             if node.op == "call_function":
                 self._call(node, order[position + 1 :])
@@ -149,12 +151,13 @@ class _Reader:
             for arg, spec in zip(output.args[0], specs, strict=True)
             if spec.kind == OutputKind.USER_OUTPUT
         ]
-        if any(not isinstance(value, str) for value in values):
-            raise CaptureError(f"the model must return tensors only, but it returns {values}")
-        return Graph(
-            tuple(self.nodes), self.inputs, self.parameters, self.buffers, tuple(values), self.updates, self.types,
+        if any(isinstance(value, torch.SymInt | torch.SymFloat) for value in values):
+            raise CaptureError("the model returns a number that depends on tensors; return it as a tensor")
+        outputs = tuple(value for value in values if isinstance(value, str))
+        return with_counters(Graph(
+            tuple(self.nodes), self.inputs, self.parameters, self.buffers, outputs, self.updates, self.types,
             self.constants,
-        )  # fmt: skip
+        ))  # fmt: skip
 
     def _placeholder(self, node: fx.Node, spec: Any) -> None:
         name = node.name

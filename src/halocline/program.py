@@ -256,7 +256,8 @@ class _Lowering:
         """The values that carry a gradient: they depend on a wanted leaf, and an output depends on them."""
         depends = set(self.wanted)
         for node in self.graph.nodes:
-            if node.type.differentiable and any(name in depends for name in node.inputs):
+            carries = node.type.differentiable and node.op != "detach"
+            if carries and any(name in depends for name in node.inputs):
                 depends.add(node.name)
         used = set(self.graph.outputs)
         for node in reversed(self.graph.nodes):

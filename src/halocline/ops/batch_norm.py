@@ -33,7 +33,8 @@ class BatchNorm(StagedRule):
 
     The attribute `statistics` (set by a plan, Dryden et al. 2019) says over which ranks: `global`, the default, gives
     what one process gives; `spatial` merges over the ranks that share samples; `local` does not merge.
-    Running statistics end equal on all ranks: of several groups they take the mean, weighted by count.
+    Running statistics end equal on all ranks: of several groups they take the mean, weighted by count. Given the number
+    of batches so far (`momentum=None` in the module), they are the mean over all of them.
     """
 
     fresh = True
@@ -49,7 +50,8 @@ class BatchNorm(StagedRule):
         channel = None if _updates(node) else "c"
         dims = (names[0], channel, *names[2:])
         indices = {name: size for name, size in zip(dims, node.type.shape) if name}
-        return Signature(indices, (dims, *((channel,) for _ in node.inputs[1:])), dims)
+        others = tuple((channel,) if type.shape else () for type in node.input_types[1:])
+        return Signature(indices, (dims, *others), dims)
 
     def reductions(self, node: Node) -> tuple[Reduction, ...]:
         if not node["training"]:
@@ -74,7 +76,9 @@ class BatchNorm(StagedRule):
             count, mean, squares = moments.unbind()
             variance = squares / count.clamp(min=1)
             if running[0] is not None and running[1] is not None:
-                yield from self._update(call, running[0], running[1], moments)
+                batches = call.given(inputs, "num_batches_tracked")
+                momentum = call["momentum"] if batches is None else 1 / float(batches)
+                yield from self._update(call, running[0], running[1], moments, momentum)
         else:
             if running[0] is None or running[1] is None:
                 raise PlanError(f"{call.node.where()}: batch norm in evaluation mode has no running statistics to use")
@@ -88,7 +92,7 @@ class BatchNorm(StagedRule):
         return output, Saved(x, weight, mean, variance, count) if any(call.wanted) else None
 
     def _update(
-        self, call: Call, running_mean: Tensor, running_var: Tensor, moments: Tensor
+        self, call: Call, running_mean: Tensor, running_var: Tensor, moments: Tensor, momentum: float
     ) -> Generator[Tensor, Tensor, None]:
         """Moves the running statistics, in place, by `momentum` towards those of the mini-batch."""
         _, others = _over(call.node)
@@ -98,7 +102,6 @@ class BatchNorm(StagedRule):
             weighted = yield torch.stack([count, count * mean, count * unbiased])
             total = weighted[0].clamp(min=1)
             mean, unbiased = weighted[1] / total, weighted[2] / total
-        momentum = call["momentum"]
         for buffer, value in ((running_mean, mean), (running_var, unbiased)):
             buffer.lerp_(value.to(buffer.dtype), momentum)
 

@@ -58,7 +58,9 @@ def call_op(node: Node, inputs: Sequence[Tensor], replaced: Mapping[str, Any] | 
     arguments: dict[str, Any] = {**node.attrs, **(replaced or {})}
     for role, tensor in zip(node.roles, inputs, strict=True):
         name, _, number = role.partition(".")
-        if number:
+        if role == "num_batches_tracked":  # of a batch norm that is no argument: it stands for the momentum
+            arguments["momentum"] = 1 / float(tensor)
+        elif number:
             arguments[name] = list(arguments[name])
             arguments[name][int(number)] = tensor
         else:
