@@ -82,12 +82,16 @@ class _Functional:
             return
         target, op, arguments = self._canonical(changed[0]), *changed[1:]
         renamed = str(node.target) not in FUNCTIONAL and node.target._overloadname != "out"  # type: ignore[union-attr]
-        if renamed and self._alone(target, position):
+        copied = op is aten.copy.default  # which has no gradient
+        if renamed and not (copied and target.name not in self.buffers) and self._alone(target, position):
             self._look_at_now(node)
         else:
             with self.graph.inserting_before(node):
                 made = self._maker(node)
-                value = made(op, **fx.map_arg(arguments, self._current))
+                if copied:
+                    value = self._current(arguments["src"])
+                else:
+                    value = made(op, **fx.map_arg(arguments, self._current))
                 self._put_back(node, target, self._like(node, target, value, made), made)
             self.replaced.append(node)
         self.same[node] = target
@@ -206,9 +210,7 @@ class _Functional:
             above = self._canonical(view.parent)
             self.now[above], self.version[above] = value, version
         if root.name in self.buffers:
-            self.now[root] = made(aten.copy_.default, root, value)
-            if target is root:
-                self.now[target] = self.now[root]
+            made(aten.copy_.default, root, value)
 
     def _scattered(self, node: fx.Node, view: _View, parent: fx.Node, value: fx.Node, made: Make) -> fx.Node:
         op, given = view.target._schema.name.removeprefix("aten::"), dict(view.arguments)
@@ -236,13 +238,17 @@ class _Functional:
                            "supported; use its out-of-place form")  # fmt: skip
 
     def _like(self, node: fx.Node, target: fx.Node, value: fx.Node, made: Make) -> fx.Node:
-        """`value` in the dtype of what is changed."""
+        """`value` in the shape and dtype of what is changed."""
         old, new = target.meta["val"], value.meta["val"]
+        if new.dtype != old.dtype:
+            value = made(aten.to.dtype, value, old.dtype)
+        if node.target is aten.copy_.default and new.shape != old.shape:
+            return made(aten.expand.default, value, list(old.shape))
         if new.shape != old.shape:
             raise CaptureError(
                 f"{origin(node)}: `{node.target}` would turn shape {tuple(old.shape)} into {tuple(new.shape)} in place"
             )
-        return value if new.dtype == old.dtype else made(aten.to.dtype, value, old.dtype)
+        return value
 
     def _carries(self, node: fx.Node) -> bool:
         """Whether a gradient could flow through the node: it depends on a parameter or on the batch."""

@@ -21,7 +21,7 @@ class DataIsDetached(TorchFunctionMode):
     """`x.data`, which leaves the trace, is read as `x.detach()`, which has the same value and as little a gradient."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.Tensor.data.__get__:  # type: ignore[attr-defined]
+        if func == torch.Tensor.data.__get__:  # type: ignore[attr-defined]
             return args[0].detach()
         return func(*args, **(kwargs or {}))
 
