@@ -3,10 +3,12 @@
 import io
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from operator import getitem
 from threading import Lock
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ from .inline import inlined
 from .ops.call_op import aten, bound, node_of
 from .source import line_of_assignment, line_of_error, origin, where_nested
 from .tracing import DataIsDetached, numbered_momentum, structure, with_counters
+from .watched import Place, changes, check_steady, kept, nothing_dropped, put_as_left, put_back
 
 Loss = Callable[..., Tensor]
 DROPPED = {"_assert_tensor_metadata", "_assert_async", "_assert_scalar", "sym_constrain_range_for_size"}
@@ -36,33 +39,27 @@ class Wrapped(nn.Module):
         super().__init__()
         self.model = model
         self.loss = loss
+        self.notes = SimpleNamespace(changed={})  # the attributes that the last forward pass has changed
 
     def forward(self, *batch: Any) -> Any:
-        before = _tensors_kept(self)
+        before, buffers = kept(self), dict(self.named_buffers(remove_duplicate=False))
         with DataIsDetached(), numbered_momentum(self):
             output = self.model(*batch) if self.loss is None else self.loss(self.model(*batch[:-1]), batch[-1])
-        for (module, name), kept in _tensors_kept(self).items():
-            if before.get((module, name)) is not kept:
-                _restore(module, name, before.get((module, name)), kept)
+        for name, now in self.named_buffers(remove_duplicate=False):
+            if buffers.get(name) is not now:
+                _change_in_place(self, name, buffers.get(name), now)
+        self.notes.changed = changes(before, kept(self))
         return output
 
 
-def _tensors_kept(whole: nn.Module) -> dict[tuple[nn.Module, str], Tensor]:
-    """Every tensor that a module keeps as a buffer or as a plain attribute."""
-    return {
-        (module, name): value
-        for module in whole.modules()
-        for name, value in (*module._buffers.items(), *module.__dict__.items())
-        if isinstance(value, Tensor)
-    }
-
-
-def _restore(module: nn.Module, name: str, before: Tensor | None, now: Tensor) -> None:
+def _change_in_place(whole: nn.Module, path: str, before: Tensor | None, now: Tensor) -> None:
     """A buffer that was replaced while the model ran is changed in place instead, as the graph can say it."""
-    if before is None or name not in module._buffers or before.shape != now.shape or before.dtype != now.dtype:
+    prefix, _, name = path.rpartition(".")
+    module = whole.get_submodule(prefix)
+    if before is None or before.shape != now.shape or before.dtype != now.dtype:
         raise CaptureError(
-            f"the model cannot be captured: {line_of_assignment(module, name)}: `{name}` keeps a tensor of one step "
-            "for later, outside the graph. Register it as a buffer of that shape and dtype, or return it."
+            f"the model cannot be captured: {line_of_assignment(module, name)}: the buffer `{name}` changes its shape "
+            "or dtype from step to step. Register it with one shape and dtype."
         )
     with torch.no_grad():
         before.copy_(now)
@@ -76,17 +73,35 @@ def capture(model: nn.Module, loss: Loss | None, batch: Sequence[Any]) -> tuple[
     Raises CaptureError, with the user's source line, for what cannot be captured.
     """
     wrapped = Wrapped(model, loss)
+    with _ONE_AT_A_TIME, nothing_dropped(wrapped):
+        before = kept(wrapped)
+        graph, spec, changed = _captured(wrapped, batch)
+        if changed:  # the model's code keeps something: does that change what the next forward pass does?
+            put_as_left(wrapped, changed)
+            try:
+                again, _, more = _captured(wrapped, batch)
+            finally:
+                put_back(wrapped, before, changed)
+            check_steady(wrapped, changed, more, str(again) == str(graph))
+    return graph, spec
+
+
+def _captured(wrapped: Wrapped, batch: Sequence[Any]) -> tuple[Graph, pytree.TreeSpec, Mapping[Place, Any]]:
+    """The graph, the structure of the output, and the attributes that running the model changed, which are put back."""
+    before = kept(wrapped)
     try:
-        with _ONE_AT_A_TIME, _quiet():
+        with _quiet():
             exported = torch.export.export(wrapped, tuple(batch), strict=False)
     except CaptureError:
         raise
     except Exception as error:  # torch.export raises many kinds
         raise CaptureError(_why_not(error)) from error
+    finally:
+        put_back(wrapped, before, changes(before, kept(wrapped)))
     spec = structure(exported)
     if spec is None:
         raise CaptureError("the model returns nothing")
-    return _Reader(exported).graph(), spec
+    return _Reader(exported).graph(), spec, wrapped.notes.changed
 
 
 @contextmanager
@@ -95,7 +110,8 @@ def _quiet() -> Iterator[None]:
     log, said = logging.getLogger("torch.fx.experimental.symbolic_shapes"), io.StringIO()
     log.disabled, before = True, log.disabled
     try:
-        with redirect_stderr(said):
+        with redirect_stderr(said), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The tensor attribute")  # `watched` looks at these itself
             yield
     finally:
         log.disabled = before
@@ -152,7 +168,9 @@ class _Reader:
             if spec.kind == OutputKind.USER_OUTPUT
         ]
         if any(isinstance(value, torch.SymInt | torch.SymFloat) for value in values):
-            raise CaptureError("the model returns a number that depends on tensors; return it as a tensor")
+            raise CaptureError(
+                "the model returns a number that depends on the values of tensors: return it as a tensor"
+            )
         outputs = tuple(value for value in values if isinstance(value, str))
         return with_counters(Graph(
             tuple(self.nodes), self.inputs, self.parameters, self.buffers, outputs, self.updates, self.types,
