@@ -49,7 +49,7 @@ def chain_of_views(m: Writing, y: Tensor) -> Tensor:
 def siblings(m: Writing, y: Tensor) -> Tensor:
     a, b = y[:, :2], y.narrow(1, 2, 2)
     c = y.permute(0, 2, 3, 1)
-    a.mul_(b)
+    a.add_(b)
     b.add_(a)
     c[:, 0].zero_()
     c.sub_(1)

@@ -58,6 +58,7 @@ class _Functional:
     def __init__(self, graph: fx.Graph, buffers: frozenset[str], fixed: frozenset[str]) -> None:
         self.graph, self.buffers, self.fixed = graph, buffers, fixed
         self.views: dict[fx.Node, _View] = {}
+        self.pieces: dict[fx.Node, dict[str, Any]] = {}  # the arguments of a call that returns several views
         self.maybe: dict[fx.Node, fx.Node] = {}  # what a node shows by its op's schema, also where it is a copy
         self.same: dict[fx.Node, fx.Node] = {}  # the result of an in-place op is what it changed
         self.now: dict[fx.Node, fx.Node] = {}  # what holds the value of a node that was changed, or shows one
@@ -167,18 +168,19 @@ class _Functional:
         target = node.target
         if target is getitem:
             source, number = node.args
-            op = getattr(source.target, "_schema", None)  # type: ignore[union-attr]
-            if op is None or op.name.removeprefix("aten::") not in PIECES:
+            if source not in self.pieces:
                 return
-            given = bound(source.target, source.args, source.kwargs)  # type: ignore[union-attr]
+            given = self.pieces[source]  # type: ignore[index]
             parent, dim, pieces = given["self"], given["dim"], source.meta["val"]  # type: ignore[union-attr]
-            start = sum(piece.shape[dim] for piece in pieces[:number]) if not op.name.endswith("unbind") else 0
-            if op.name.endswith("unbind"):
-                self.views[node] = _View(parent, aten.select.int, {"dim": dim, "index": number})
-            else:
-                arguments = {"dim": dim, "start": start, "end": start + pieces[number].shape[dim], "step": 1}
-                self.views[node] = _View(parent, aten.slice.Tensor, arguments)
             self.maybe[node] = parent
+            if "unbind" in str(source.target):  # type: ignore[union-attr]
+                self.views[node] = _View(parent, aten.select.int, {"dim": dim, "index": number})
+                return
+            start = sum(piece.shape[dim] for piece in pieces[:number])
+            arguments = {"dim": dim, "start": start, "end": start + pieces[number].shape[dim], "step": 1}
+            self.views[node] = _View(parent, aten.slice.Tensor, arguments)
+        elif isinstance(target, torch._ops.OpOverload) and target._schema.name.removeprefix("aten::") in PIECES:
+            self.pieces[node] = bound(target, node.args, node.kwargs)
         elif isinstance(target, torch._ops.OpOverload) and isinstance(node.meta.get("val"), Tensor):
             given = bound(target, node.args, node.kwargs)
             shown = [a.name for a in target._schema.arguments if a.alias_info is not None and not a.is_write]
