@@ -184,13 +184,24 @@ class _Search:
                 return None
             if within is None:
                 return None
-            found = self._as_found(problem, within.chosen, within.bound_s)
+            found = self._as_found(problem, within.chosen, max(within.bound_s, self._sums_bound(problem)))
             over = found.estimate.memory.total_bytes - self.limit
             if over <= 0:
                 return found
             kept = problem.kept(within.chosen)
             budget = min(budget, kept) - over
         return None
+
+    def _sums_bound(self, problem: Problem) -> float:
+        """A bound from gradient sums: what the backward pass is too short to hide is left, whatever the plan."""
+        best = 0.0
+        for share in (0.5, 1.0) if self.machine.overlap else ():
+            hidden = share * self.machine.overlap
+            unary = [v.seconds + (1 - self.machine.overlap + hidden) * v.sums - share * v.behind
+                     for v in problem.variables]  # fmt: skip
+            pairs = {(e.source, e.target): (1 - share / 2) * e.seconds for e in problem.edges}
+            best = max(best, minimise(unary, pairs)[0])
+        return best
 
     def _paper(self, problem: Problem) -> Found | None:
         """The paper's path; under a memory limit with a price on bytes that is raised until the plan fits."""

@@ -22,7 +22,7 @@ from ..comm.comm import Comm
 from ..cost.calibrate import Calibration, calibrate
 from ..cost.estimate import Estimate, estimate
 from ..cost.local_times import LocalTimes, activation_format
-from ..cost.measure import measure_call, quiet
+from ..cost.measure import measure_call, typical
 from ..errors import HaloclineError
 from ..models.zoo import ZOO
 from ..step import Step, parallelize
@@ -55,7 +55,9 @@ NETS = (
     Net("mesh-tangling-1k", 256, 2, 0.125, _planar("*[12]_[1-5]")),
     Net("mesh-tangling-2k", 256, 2, 0.25, _planar("*[12]_[1-3]")),
     Net("resnet50", 96, 8, 0.5, _planar("layer1")),
-    Net("unet3d", 32, 2, 0.5, {"sample": "n=2", "d": "d=2", "h": "h=2", "d, then samples": {"down": "d=2", "*": "n=2"}}),
+    Net(
+        "unet3d", 32, 2, 0.5, {"sample": "n=2", "d": "d=2", "h": "h=2", "d, then samples": {"down": "d=2", "*": "n=2"}}
+    ),
 )
 
 
@@ -83,11 +85,11 @@ class Row:
         return self.predicted_bytes / self.measured_bytes - 1
 
 
-class _Alive(TorchDispatchMode):
+class _Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of all tensors that ops make, as long as anything holds their memory."""
 
     def __init__(self, held: Sequence[Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.known: set[int] = set()
         self.now = self.peak = 0
         for tensor in held:
@@ -134,7 +136,7 @@ def measured(step: Step, parts: Sequence[Tensor], comm: Comm) -> tuple[float, fl
     alive = _Alive([*step.parameters(), *step.buffers(), *parts, *state])
     with alive:
         train()
-    middle = quiet(times)
+    middle = typical(times)
     return middle, median(abs(t - middle) for t in times) / middle, alive.peak
 
 
@@ -168,7 +170,9 @@ def rows_on(comm: Comm, nets: Sequence[Net], tell: Callable[[str], None]) -> lis
             cost = predicted(net, step, comm, machine, known)
             row = Row(str(net), name, comm.size, seconds, cost.seconds, peak, cost.memory.total_bytes, spread)
             rows.append(row)
-            tell(f"{row.net}, {row.plan}, {row.ranks} ranks: {seconds * 1e3:.1f} ms, predicted {cost.seconds * 1e3:.1f}")
+            tell(
+                f"{row.net}, {row.plan}, {row.ranks} ranks: {seconds * 1e3:.1f} ms, predicted {cost.seconds * 1e3:.1f}"
+            )
     return rows
 
 

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 
 import numpy as np
 import torch
@@ -144,12 +144,12 @@ def measure_call(call: LocalCall, format: str, least_s: float = 0.1, most: int =
             else:
                 rule.backward(bound, saved, grad)
             backward.append(time.perf_counter() - start)
-    return quiet(forward[1:]), quiet(backward[1:]) if backward else 0.0
+    return typical(forward[1:]), typical(backward[1:]) if backward else 0.0
 
 
-def quiet(times: list[float]) -> float:
-    """The lower quartile: what else the host does only slows down."""
-    return sorted(times)[len(times) // 4]
+def typical(times: list[float]) -> float:
+    """The mean without the largest. On a busy host short calls are often spared and long ones never: means add up."""
+    return fmean(sorted(times)[: max(1, len(times) - 1)])
 
 
 def _driven(stages: Iterator[Tensor]) -> tuple[Tensor, object]:

@@ -18,7 +18,8 @@ class Memory:
     """Bytes on the fullest of the sample ranks.
 
     `kept_bytes` are alive when the backward pass begins, `passing_bytes` is what the worst moment has beyond them
-    (values on their way, halos, gradients of activations), `largest` the values that keep most, with their bytes.
+    (values on their way, halos, gradients of activations), `batch_bytes` the batch as the user holds it where a copy in
+    another memory format is used, `largest` the values that keep most, with their bytes.
     """
 
     parameters_bytes: int
@@ -26,12 +27,18 @@ class Memory:
     optimizer_bytes: int
     kept_bytes: int
     passing_bytes: int
+    batch_bytes: int = 0
     largest: tuple[tuple[str, int], ...] = ()
 
     @cached_property
     def total_bytes(self) -> int:
         return (
-            self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes + self.kept_bytes + self.passing_bytes
+            self.parameters_bytes
+            + self.gradients_bytes
+            + self.optimizer_bytes
+            + self.kept_bytes
+            + self.passing_bytes
+            + self.batch_bytes
         )
 
 
@@ -70,9 +77,10 @@ def persistent_bytes(graph: Graph) -> tuple[int, int, int]:
 def memory_of(sampled: Sampled, carried: frozenset[str]) -> Memory:
     """What the fullest of the sample ranks needs."""
     own, grads, state = persistent_bytes(sampled.graph)
-    walks = [_Walk(sampled, carried, rank).run() for rank in sampled.ranks[:1] + sampled.ranks[-1:]]
-    kept_bytes, peak, largest = max(walks, key=lambda walk: walk[1])
-    return Memory(own, grads, state, kept_bytes, max(0, peak - kept_bytes), largest)
+    walks = [_Walk(sampled, carried, rank) for rank in sampled.ranks[:1] + sampled.ranks[-1:]]
+    fullest = max(((*walk.run(), walk.batch_bytes) for walk in walks), key=lambda found: found[1] + found[3])
+    kept_bytes, peak, largest, batch_bytes = fullest
+    return Memory(own, grads, state, kept_bytes, max(0, peak - kept_bytes), batch_bytes, largest)
 
 
 class _Walk:
@@ -81,6 +89,7 @@ class _Walk:
     def __init__(self, sampled: Sampled, carried: frozenset[str], rank: int) -> None:
         self.sampled, self.graph, self.carried, self.rank = sampled, sampled.graph, carried, rank
         self.heap = _Heap()
+        self.batch_bytes = 0
         self.block: dict[str, str] = {}  # value -> the block that holds its own region
         self.kept: dict[str, list[str]] = {}
         self.feeds: dict[str, list[tuple[str, int]]] = {}  # node -> block and bytes of each input
@@ -94,7 +103,7 @@ class _Walk:
             self._own(name, name)
             spatial = len(type.shape) in (4, 5) and type.dtype.is_floating_point and type.shape[1] > 1
             if spatial and self.sampled.plan.memory_format == "channels_last":  # a copy, beside what the user holds
-                self.heap.hold(f"{name} as it came", self._bytes(name))
+                self.batch_bytes += self._bytes(name)
         ending: dict[int, list[str]] = {}
         for name, position in last.items():
             ending.setdefault(position, []).append(name)
