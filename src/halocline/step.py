@@ -14,6 +14,7 @@ from .agreement import agree, digest, everywhere, fingerprint, together
 from .autocast import Autocast, ambient
 from .byhand import plan_by_hand
 from .capture import Loss, capture
+from .code_state import CodeState, CodeWatch
 from .comm.comm import Comm
 from .comm.connect import connect
 from .errors import PlanError, StepError
@@ -33,7 +34,7 @@ PlanSpec = str | Mapping[str, str] | Plan
 Batch = tuple[tuple[tuple[int, ...], torch.dtype, str], ...]  # shape, dtype and device of each tensor
 Names = tuple[str, ...]
 Flags = tuple[bool, ...]
-Key = tuple[Batch, Names, Flags, Flags, tuple[Autocast, ...]]
+Key = tuple[Batch, Names, Flags, Flags, tuple[Autocast, ...], CodeState]
 CACHED_PROGRAMS = 16
 
 
@@ -109,6 +110,7 @@ class Step(nn.Module):
         self._batch: Batch | None = None
         self._parameters_seen: list[tuple[str, nn.Parameter]] = []
         self._modules_seen: list[tuple[str, nn.Module]] = []
+        self._code = CodeWatch(nn.Module())
         self._owed: set[Owed] = set()  # which gradients no_sync holds back, the same on every rank
         self._pending: dict[Owed, Tensor] = {}  # this rank's part of them, where it has one
         self._sums = True
@@ -155,7 +157,9 @@ class Step(nn.Module):
         before, self._batch = self._batch, _like(batch)
         # Walking through a large model takes longer than a small step: done once for every batch that is announced.
         self._parameters_seen = list(self.model.named_parameters(remove_duplicate=False))
-        self._modules_seen = list(self.model.named_modules())
+        modules = list(self.model.named_modules())
+        if modules != self._modules_seen:
+            self._modules_seen, self._code = modules, CodeWatch(self._whole())
         try:
             self._agreed()
         except Exception:
@@ -255,7 +259,7 @@ class Step(nn.Module):
             for (name, axes), grad in tape.leaf_grads.items():
                 key = (paths[name], axes)
                 self._pending[key] = self._pending[key] + grad if key in self._pending else grad
-            return [found.get(name) for name in names]
+            return [found.pop(name, None) for name in names]  # taken out, so that autograd need not copy them
         except Exception as error:
             self._fail(error)
             raise
@@ -292,11 +296,13 @@ class Step(nn.Module):
         modes = tuple(module.training for _, module in self._modules_seen)
         devices = dict.fromkeys(torch.device(device).type for _, _, device in self._batch)
         autocast = tuple(state for device in devices if (state := ambient(device)).enabled)
-        return self._batch, wanted, modes, inputs_want_grad if grad and any(inputs_want_grad) else (), autocast
+        inputs_want_grad = inputs_want_grad if grad and any(inputs_want_grad) else ()
+        return self._batch, wanted, modes, inputs_want_grad, autocast, self._code.now()
 
     def _facts(
-        self, batch: Batch, wanted: Names, modes: Flags, inputs_want_grad: Flags, autocast: tuple[Autocast, ...]
-    ) -> dict[str, str]:
+        self, batch: Batch, wanted: Names, modes: Flags, inputs_want_grad: Flags, autocast: tuple[Autocast, ...],
+        code: CodeState,
+    ) -> dict[str, str]:  # fmt: skip
         """A key in words."""
         names = [name for name, _ in self._modules_seen]
         return {
@@ -308,6 +314,7 @@ class Step(nn.Module):
             "train/eval modes": "\n".join(f"{name or 'model'}.training = {mode}" for name, mode in zip(names, modes)),
             "which inputs want a gradient": str(inputs_want_grad),
             "autocast": ", ".join(map(str, autocast)) or "no autocast",
+            "attributes, methods and hooks of the model": repr(code),
         }
 
     def _prepared(self, key: Key | None = None) -> Prepared:
@@ -321,7 +328,7 @@ class Step(nn.Module):
         return self._programs[key]
 
     def _make(self, key: Key) -> Prepared:
-        batch, wanted, _, inputs_want_grad, _ = key
+        batch, wanted, _, inputs_want_grad, *_ = key
         like = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in batch]
 
         def made() -> tuple[pytree.TreeSpec, Program]:

@@ -1,1 +1,1 @@
-"""What goes wrong in practice with nets whose samples are split: cases from public bug reports, one file for each kind."""
+"""What goes wrong in practice with nets whose samples are split: cases from public bug reports, by kind."""
