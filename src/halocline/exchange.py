@@ -105,7 +105,7 @@ class Mover:
         for boxes in self.into:
             mine, rest = rest[: len(boxes.regions)], rest[len(boxes.regions) :]
             if boxes.peer in counted:
-                flat = [self._wire(grad).reshape(-1) for grad in mine]
+                flat = [on_wire(grad, self.channels_last) for grad in mine]
                 sends.append((boxes.peer, _dense(flat[0] if len(flat) == 1 else torch.cat(flat))))
         return self._post(like, sends, self.back_into, comm)
 
@@ -129,11 +129,8 @@ class Mover:
         handle = comm.exchange(sends, [(boxes.peer, buffer) for boxes, buffer in zip(into, received)])
         return Moving(handle, source, received)
 
-    def _wire(self, tensor: Tensor) -> Tensor:
-        return tensor.movedim(1, -1) if self.channels_last and tensor.dim() >= 4 else tensor
-
     def _packed(self, source: Tensor, boxes: Boxes) -> Tensor:
-        flat = [self._wire(source[slices]).reshape(-1) for slices in boxes.slices]
+        flat = [on_wire(source[slices], self.channels_last) for slices in boxes.slices]
         return _dense(flat[0] if len(flat) == 1 else torch.cat(flat))
 
     def _pieces(self, moving: Moving, into: Sequence[Boxes]) -> list[tuple[tuple[slice, ...], Region, Tensor]]:
@@ -141,15 +138,22 @@ class Mover:
         for buffer, boxes in zip(moving.received, into, strict=True):
             start = 0
             for slices, region in zip(boxes.slices, boxes.regions):
-                shape = region.shape
-                flat = buffer[start : start + region.size]
-                if self.channels_last and len(shape) >= 4:
-                    piece = flat.view(shape[0], *shape[2:], shape[1]).movedim(-1, 1)
-                else:
-                    piece = flat.view(shape)
+                piece = off_wire(buffer[start : start + region.size], region.shape, self.channels_last)
                 pieces.append((slices, region, piece))
                 start += region.size
         return pieces
+
+
+def on_wire(tensor: Tensor, channels_last: bool) -> Tensor:
+    """The values of `tensor` one after the other, channels last where tensors with space lie so in memory."""
+    return (tensor.movedim(1, -1) if channels_last and tensor.dim() >= 4 else tensor).reshape(-1)
+
+
+def off_wire(flat: Tensor, shape: tuple[int, ...], channels_last: bool) -> Tensor:
+    """The tensor of `shape` whose values `flat` holds in the order of `on_wire`, as a view."""
+    if channels_last and len(shape) >= 4:
+        return flat.view(shape[0], *shape[2:], shape[1]).movedim(-1, 1)
+    return flat.view(shape)
 
 
 def _boxes(messages: Messages, outer: Region) -> tuple[Boxes, ...]:

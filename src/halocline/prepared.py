@@ -7,6 +7,7 @@ from torch.utils import _pytree as pytree
 
 from .capture import Loss
 from .errors import SignatureError
+from .exchange import channels_last
 from .graph import Graph
 from .program import Program, StartSum
 from .runtime import Runner
@@ -28,6 +29,11 @@ class Prepared:
         paths = self.graph.parameters
         self.summed: frozenset[Owed] = frozenset((paths[leaf], sum.axes) for sum in sums for leaf in sum.leaves)
         self._owners = owners(self.graph, model, loss)
+        if program.placement.plan.memory_format == "channels_last":
+            # Strides only, the values stay: else every convolution of every step would turn its weight around.
+            for name in self.graph.parameters:
+                parameter = getattr(*self._owners[name])
+                parameter.data = channels_last(parameter.data)
 
     def leaves(self) -> dict[str, Tensor]:
         """The model's parameters and buffers as they are now, and the constants."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .autocast import without_autocast
 from .comm.comm import DONE, Comm, Handle
-from .exchange import Mover, Moving, channels_last
+from .exchange import Mover, Moving, channels_last, off_wire, on_wire
 from .graph import Node
 from .ops import rule_for
 from .ops.moments import merge_moments
@@ -48,6 +48,7 @@ class Tape:
     leaf_grads: dict[tuple[str, tuple[str, ...]], Tensor] = field(default_factory=dict)
     sums: dict[int, tuple[Handle, list[Tensor], Tensor]] = field(default_factory=dict)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    number: int = 0  # of the step
     spent: bool = False
     keep: bool = False  # whether values outlive their last reader
 
@@ -332,7 +333,7 @@ class Runner:
     def _start_sum(self, tape: Tape, step: StartSum) -> None:
         bucket: Bucket = step.bucket
         grads = [self._leaf_grad(tape, name, bucket.axes) for name in bucket.leaves]
-        flat = torch.cat([grad.reshape(-1) for grad in grads])
+        flat = torch.cat([on_wire(grad, self.channels_last) for grad in grads])
         handle = self.comm.all_reduce(flat, self.mesh.group(self.comm.rank, bucket.axes)) if flat.numel() else DONE
         tape.sums[bucket.number] = handle, grads, flat
 
@@ -347,7 +348,7 @@ class Runner:
         handle.wait()
         pieces = flat.split([grad.numel() for grad in grads])
         for name, grad, piece in zip(step.bucket.leaves, grads, pieces):
-            _add(tape.grads, name, piece.view(grad.shape))
+            _add(tape.grads, name, off_wire(piece, tuple(grad.shape), self.channels_last))
 
 
 def _add(grads: dict[Any, Tensor], key: Any, grad: Tensor) -> None:

@@ -36,6 +36,7 @@ Names = tuple[str, ...]
 Flags = tuple[bool, ...]
 Key = tuple[Batch, Names, Flags, Flags, tuple[Autocast, ...], CodeState]
 CACHED_PROGRAMS = 16
+ACTION = "what they do next"
 
 
 def parallelize(
@@ -74,6 +75,7 @@ class _Run(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, step: "Step", prepared: Prepared, values: dict, names: list, *wanted: Tensor) -> Any:
         outputs, tape = prepared.runner.forward(values)
+        tape.number = step.noise.step
         ctx.step, ctx.prepared, ctx.tape, ctx.names = step, prepared, tape, names
         loose = (x for x, name in zip(outputs, prepared.graph.outputs) if name not in prepared.program.differentiable)
         ctx.mark_non_differentiable(*loose)
@@ -247,6 +249,7 @@ class Step(nn.Module):
                     "Call the step again, or add the losses before one backward."
                 )
             tape.spent = True
+            self._agree_on_backward(tape)
             paths = prepared.graph.parameters
             if not self._sums:
                 self._owed |= prepared.summed
@@ -263,6 +266,12 @@ class Step(nn.Module):
         except Exception as error:
             self._fail(error)
             raise
+
+    def _agree_on_backward(self, tape: Tape) -> None:
+        """Raises SignatureError on every rank unless all go back through the same step."""
+        if not everywhere(self.comm, -2 - 2 * tape.number - self._sums):
+            how = "" if self._sums else " without sums (no_sync)"
+            agree(self.comm, {ACTION: f"the backward pass of step {tape.number}{how}"})
 
     def _check_owed(self, summed: frozenset[Owed]) -> None:
         if missing := sorted(self._owed - summed):
@@ -306,6 +315,7 @@ class Step(nn.Module):
         """A key in words."""
         names = [name for name, _ in self._modules_seen]
         return {
+            ACTION: "a forward pass",
             "the batch's shapes and dtypes": "\n".join(
                 f"tensor {number}: {TensorType(shape, dtype)} on {device}"
                 for number, (shape, dtype, device) in enumerate(batch)

@@ -15,6 +15,7 @@ from .rule import AdditiveRule, At, Call, Example, Grads, Signature, along, regi
 from .window import Window
 
 SPACE = ("d", "h", "w")
+Arguments = tuple[Any, ...]
 
 
 def per_dim(value: int | Sequence[int], dims: int) -> tuple[int, ...]:
@@ -44,7 +45,7 @@ class Part:
 
     x: Tensor  # the box, cut or padded by `pads`
     weight: Tensor
-    padding: tuple[int, ...]  # zero padding that the kernel applies itself
+    arguments: Arguments  # of the kernel: stride, padding and so on
     pads: list[int]  # zero padding (negative: cut off) applied before, as F.pad takes it
     with_bias: bool
 
@@ -89,24 +90,33 @@ class Convolution(AdditiveRule):
 
     def forward_box(self, call: Call, box: Region, inputs: Sequence[Tensor], base: bool) -> tuple[Region, Tensor, Any]:
         x, weight = inputs[:2]
+        key = box, base
+        if key not in call.memo:
+            call.memo[key] = self._geometry(call, box, base)
+        region, padding, pads, arguments = call.memo[key]
+        bias = call.given(inputs, "bias") if base else None
+        if region.empty or box.empty:
+            output = x.new_zeros(region.shape)
+            return region, output if bias is None else output + bias.view(-1, *(1,) * len(padding)), None
+        if any(pads):
+            x = F.pad(x, pads)
+        batched = len(region.intervals) == len(padding) + 2
+        part = Part(x if batched else x[None], weight, arguments, pads, bias is not None)
+        output = torch.convolution(part.x, weight, bias, *arguments)
+        return region, output if batched else output[0], part if any(call.wanted) else None
+
+    def _geometry(self, call: Call, box: Region, base: bool) -> tuple[Region, tuple[int, ...], list[int], Arguments]:
+        """Where a box adds to the output, how it is padded by the kernel and before, and the kernel's arguments."""
         space = windows(call.node)
         first = len(call.writes.intervals) - len(space)
         outs, held = call.writes.intervals[first:], box.intervals[first:]
         if not base:
             outs = tuple(meet(out, window.reached_from(points)) for window, out, points in zip(space, outs, held))
         region = Region((*call.writes.intervals[:first], *outs))
-        bias = call.given(inputs, "bias") if base else None
-        if region.empty or box.empty:
-            output = x.new_zeros(region.shape)
-            return region, output if bias is None else output + bias.view(-1, *(1,) * len(space)), None
         padding, *ends = zip(*(window.padding_for(*pair) for window, *pair in zip(space, held, outs)))
         pads = [pad for dim in reversed(list(zip(*ends))) for pad in dim]
-        if any(pads):
-            x = F.pad(x, pads)
-        batched = first == 2
-        part = Part(x if batched else x[None], weight, padding, pads, bias is not None)
-        output = torch.convolution(part.x, weight, bias, *self._arguments(call, padding))
-        return region, output if batched else output[0], part if any(call.wanted) else None
+        stride, dilation = [w.stride for w in space], [w.dilation for w in space]
+        return region, padding, pads, (stride, padding, dilation, False, [0] * len(space), call["groups"])
 
     def backward_box(self, call: Call, saved: Any, grad: Tensor) -> Grads:
         if saved is None:
@@ -121,7 +131,7 @@ class Convolution(AdditiveRule):
         ]
         grads = torch.ops.aten.convolution_backward(
             grad if batched else grad[None], part.x, part.weight, [part.weight.shape[0]] if mask[2] else None,
-            *self._arguments(call, part.padding), mask,
+            *part.arguments, mask,
         )  # fmt: skip
         x_grad = grads[0]
         if x_grad is not None:
@@ -136,11 +146,6 @@ class Convolution(AdditiveRule):
             filters = grad.dim() - len(windows(call.node)) - 1
             grads[call.named["bias"]] = grad.sum([dim for dim in range(grad.dim()) if dim != filters])
         return tuple(grads)
-
-    def _arguments(self, call: Call, padding: tuple[int, ...]) -> tuple[Any, ...]:
-        dims = len(padding)
-        stride, dilation = per_dim(call["stride"], dims), per_dim(call["dilation"], dims)
-        return stride, padding, dilation, False, (0,) * dims, call["groups"]
 
     def example(self, rng: random.Random) -> Example:
         dims = rng.choice((1, 2, 2, 3))

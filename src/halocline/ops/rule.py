@@ -73,6 +73,7 @@ class Call:
     wanted: tuple[bool, ...]
     noise: Noise = field(default_factory=Noise)
     overwrite: bool = False  # whether the first input's memory may hold the output: nothing else looks at it
+    memo: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)  # what a rule works out only once
 
     def __getitem__(self, attr: str) -> Any:
         return self.node.attrs[attr]
