@@ -17,7 +17,7 @@ def read(region: hc.Region) -> torch.Tensor:
 
 torch.manual_seed(0)
 model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 1, 3, padding=1))
-like = torch.empty(1, 1, 512, 512, device="meta"), torch.empty(1, 1, 256, 256, device="meta")  # shapes, no memory
+like = torch.empty(1, 1, 512, 512), torch.empty(1, 1, 256, 256)  # shapes and dtypes; what is in them is not read
 
 step = hc.parallelize(model, loss=nn.MSELoss(), batch=like, plan="spatial")
 optimizer = torch.optim.SGD(step.parameters(), lr=0.1, momentum=0.9)
