@@ -165,17 +165,21 @@ MONAI: dict[str, PublicNet] = {
         (2, 1, 37, 33, 29), "classes", ranks=3,
     ),
     "DenseNet121": PublicNet(monai("DenseNet121", **plane()), (2, 1, 65, 33), "classes", slow=True),
-    "resnet10": PublicNet(
-        monai("resnet10", spatial_dims=3, n_input_channels=1, num_classes=CLASSES, block_inplanes=(4, 6, 8, 12)),
+    "ResNet, basic blocks": PublicNet(
+        monai("ResNet", "basic", [1, 1, 1, 1], (4, 6, 8, 12), spatial_dims=3, n_input_channels=1, num_classes=CLASSES),
         (2, 1, 37, 33, 29), "classes",
     ),
-    "resnet18, shortcut A": PublicNet(
-        monai("resnet18", spatial_dims=2, n_input_channels=1, num_classes=CLASSES, block_inplanes=(4, 8, 8, 16),
+    "ResNet, bottlenecks": PublicNet(
+        monai("ResNet", "bottleneck", [1, 2, 1, 1], (4, 6, 8, 12), spatial_dims=2, n_input_channels=1,
+              num_classes=CLASSES), (2, 1, 65, 47), "classes", ranks=3,
+    ),
+    "ResNet, shortcut A": PublicNet(
+        monai("ResNet", "basic", [1, 1, 1, 1], (4, 8, 8, 16), spatial_dims=2, n_input_channels=1, num_classes=CLASSES,
               shortcut_type="A"), (2, 1, 65, 47), "classes",
     ),
     "resnet50": PublicNet(
-        monai("resnet50", spatial_dims=2, n_input_channels=1, num_classes=CLASSES, block_inplanes=(4, 8, 12, 16)),
-        (2, 1, 65, 47), "classes",
+        monai("resnet50", spatial_dims=2, n_input_channels=1, num_classes=CLASSES), (2, 1, 65, 47), "classes",
+        slow=True,
     ),
     "EfficientNet-B0": PublicNet(
         monai("EfficientNetBN", "efficientnet-b0", pretrained=False, spatial_dims=2, num_classes=CLASSES),
@@ -183,7 +187,7 @@ MONAI: dict[str, PublicNet] = {
     ),
     "SE-ResNet": PublicNet(
         senet("SEResNetBottleneck", spatial_dims=2, in_channels=3, layers=(1, 1, 1, 1), groups=1, reduction=16),
-        (2, 3, 65, 47), "classes", ranks=3,
+        (2, 3, 65, 47), "classes", ranks=3, slow=True,
     ),
     "SE-ResNeXt": PublicNet(
         senet("SEResNeXtBottleneck", spatial_dims=2, in_channels=3, layers=(1, 1, 1, 1), groups=32, reduction=16),
@@ -206,8 +210,8 @@ MONAI: dict[str, PublicNet] = {
         monai("HoVerNet", mode="fast", in_channels=3, out_classes=CLASSES), (1, 3, 256, 256), slow=True
     ),
     "QuickNAT": PublicNet(
-        monai("Quicknat", num_classes=CLASSES, num_channels=1, num_filters=4, kernel_h=3, kernel_w=3, kernel_c=1,
-              stride_conv=1, pool=2, stride_pool=2), (1, 1, 48, 32), "places",
+        monai("Quicknat", num_classes=CLASSES, num_channels=1, num_filters=4, kernel_size=3, se_block="CSE"),
+        (1, 1, 48, 32), "places",
     ),
     "MedNeXt": PublicNet(
         monai("MedNeXt", **plane(init_filters=4, blocks_down=(1, 1), blocks_bottleneck=1, blocks_up=(1, 1))),

@@ -30,8 +30,8 @@ DROPOUTS = ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropou
 class Deviation:
     """How far one tensor is from one process: the largest difference over the largest magnitude.
 
-    Gradients are measured against at least a thousandth of the largest gradient of the net, so that one which is zero
-    but for rounding does not count as all wrong.
+    Gradients are measured against at least a thousandth of the largest gradient of the net, and running means against
+    at least the standard deviation, so that one which is zero but for rounding does not count as all wrong.
     """
 
     kind: str  # output, loss, gradient, buffer
@@ -186,9 +186,15 @@ def _compare(got: Mapping[tuple[str, str], Tensor], want: Mapping[tuple[str, str
         if key not in got or key not in want or got[key].shape != want[key].shape:
             found.append(Deviation(kind, f"{name} (missing or of another shape)", float("inf")))
             continue
-        floor = 1e-3 * largest if kind == "gradient" else 0.0
+        floor = 1e-3 * largest if kind == "gradient" else _spread(want, name)
         found.append(Deviation(kind, name, deviation(got[key], want[key], floor)))
     return tuple(found)
+
+
+def _spread(want: Mapping[tuple[str, str], Tensor], name: str) -> float:
+    """The standard deviation that belongs to a running mean, or 0."""
+    variance = want.get(("buffer", name.removesuffix("running_mean") + "running_var"))
+    return 0.0 if variance is None or not name.endswith("running_mean") else _size(variance) ** 0.5
 
 
 def _size(x: Tensor) -> float:
