@@ -23,9 +23,11 @@ class Outcome:
     seconds: float
 
 
-def run(scenario: str, ranks: int, transport: str, timeout_s: float = 120.0) -> Outcome:
-    """Runs a scenario of `process_worker` on `ranks` processes. Raises TimeoutExpired when they hang."""
-    command = [sys.executable, "-m", "tests.process_worker", scenario]
+def run(
+    scenario: str, ranks: int, transport: str, timeout_s: float = 120.0, worker: str = "tests.process_worker"
+) -> Outcome:
+    """Runs a scenario of the module `worker` on `ranks` processes. Raises TimeoutExpired when they hang."""
+    command = [sys.executable, "-m", worker, scenario]
     start_s = time.monotonic()
     ended = subprocess.run(
         [sys.executable, "-c", LAUNCH.format(command=command, ranks=ranks, transport=transport)],

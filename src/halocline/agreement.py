@@ -33,11 +33,14 @@ def together(comm: Comm, what: str, make: Callable[[], Result]) -> Result:
 
 
 def agree(comm: Comm, facts: Mapping[str, str]) -> None:
-    """Raises SignatureError, on every rank, for the first fact that is not the same everywhere."""
+    """Raises SignatureError, on every rank, for the first fact that is not the same everywhere.
+
+    Ranks that are about to do different things may state other facts, as long as the first one tells them apart.
+    """
     digests = {what: hashlib.blake2b(fact.encode(), digest_size=16).hexdigest() for what, fact in facts.items()}
     everyone = comm.all_gather_object(digests)
     for what in facts:
-        if any(other[what] != everyone[0][what] for other in everyone):
+        if any(other.get(what) != everyone[0].get(what) for other in everyone):
             shown = comm.all_gather_object(facts[what])
             groups: dict[str, list[int]] = {}
             for rank, fact in enumerate(shown):
@@ -45,8 +48,8 @@ def agree(comm: Comm, facts: Mapping[str, str]) -> None:
             (first, at_first), (second, at_second), *_ = groups.items()
             raise SignatureError(
                 f"the ranks disagree on {what}: {_ranks(at_first)} {_apart(first, second)}, "
-                f"{_ranks(at_second)} {_apart(second, first)}. Every rank must build the same model, "
-                "with the same weights, for the same global batch."
+                f"{_ranks(at_second)} {_apart(second, first)}. Every rank must do the same, with the "
+                "same model and weights, on the same global batch."
             )
 
 

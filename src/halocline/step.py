@@ -237,6 +237,7 @@ class Step(nn.Module):
     def _backward(
         self, prepared: Prepared, tape: Tape, names: list[str], grads: Sequence[Tensor | None]
     ) -> list[Tensor | None]:
+        self._agree_on_backward(tape)
         try:
             if torch.is_grad_enabled():
                 raise StepError(
@@ -249,7 +250,6 @@ class Step(nn.Module):
                     "Call the step again, or add the losses before one backward."
                 )
             tape.spent = True
-            self._agree_on_backward(tape)
             paths = prepared.graph.parameters
             if not self._sums:
                 self._owed |= prepared.summed
