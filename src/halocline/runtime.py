@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any
 
 import torch
@@ -46,7 +47,7 @@ class Tape:
     grads: dict[str, Tensor] = field(default_factory=dict)  # of both
     box_grads: dict[str, dict[int, Tensor]] = field(default_factory=dict)
     leaf_grads: dict[tuple[str, tuple[str, ...]], Tensor] = field(default_factory=dict)
-    sums: dict[int, tuple[Handle, list[Tensor], Tensor]] = field(default_factory=dict)
+    sums: dict[int, tuple[Handle, list[tuple[int, ...]], Tensor]] = field(default_factory=dict)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     number: int = 0  # of the step
     spent: bool = False
@@ -335,7 +336,7 @@ class Runner:
         grads = [self._leaf_grad(tape, name, bucket.axes) for name in bucket.leaves]
         flat = torch.cat([on_wire(grad, self.channels_last) for grad in grads])
         handle = self.comm.all_reduce(flat, self.mesh.group(self.comm.rank, bucket.axes)) if flat.numel() else DONE
-        tape.sums[bucket.number] = handle, grads, flat
+        tape.sums[bucket.number] = handle, [tuple(grad.shape) for grad in grads], flat
 
     def _leaf_grad(self, tape: Tape, name: str, axes: tuple[str, ...]) -> Tensor:
         grad = tape.leaf_grads.pop((name, axes), None)
@@ -344,11 +345,11 @@ class Runner:
         return grad
 
     def _wait_sum(self, tape: Tape, step: WaitSum) -> None:
-        handle, grads, flat = tape.sums.pop(step.bucket.number)
+        handle, shapes, flat = tape.sums.pop(step.bucket.number)
         handle.wait()
-        pieces = flat.split([grad.numel() for grad in grads])
-        for name, grad, piece in zip(step.bucket.leaves, grads, pieces):
-            _add(tape.grads, name, off_wire(piece, tuple(grad.shape), self.channels_last))
+        pieces = flat.split([prod(shape) for shape in shapes])
+        for name, shape, piece in zip(step.bucket.leaves, shapes, pieces):
+            _add(tape.grads, name, off_wire(piece, shape, self.channels_last))
 
 
 def _add(grads: dict[Any, Tensor], key: Any, grad: Tensor) -> None:
