@@ -241,7 +241,7 @@ class _Search:
         advice = f"{enough} ranks would do" if enough else f"no number of ranks up to {64 * self.mesh.size} would do"
         return PlanError(
             f"no plan on {self.mesh.size} ranks of `{self.machine.name}` fits into {gib(self.limit)} a rank: the "
-            f"leanest takes {gib(memory.total_bytes)} (parameters, gradients, optimizer {gib(self.fixed)}, kept for "
+            f"leanest takes {gib(memory.total_bytes)} (parameters and optimizer {gib(self.fixed)}, kept for "
             f"the backward pass {gib(memory.kept_bytes)}). The largest: {largest}. Use more ranks ({advice}), a "
             "smaller batch, or more memory."
         )

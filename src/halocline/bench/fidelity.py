@@ -13,6 +13,9 @@ from statistics import median
 from typing import Any
 
 import torch
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -197,6 +200,34 @@ def summary(rows: Sequence[Row]) -> Summary:
         choices.append(chosen.measured_s / min(row.measured_s for row in plans) - 1)
     memory = max(abs(row.memory_error) for row in rows)
     return Summary(len(rows), median(errors), max(errors), memory, max(choices))
+
+
+def document(rows: Sequence[Row]) -> dict[str, Any]:
+    """The rows and their summary, for `--json`."""
+    listed = [{**asdict(row), "error": row.error, "memory_error": row.memory_error} for row in rows]
+    return {"rows": listed, "summary": asdict(summary(rows))}
+
+
+def table(rows: Sequence[Row]) -> RenderableType:
+    """The rows and their summary for a terminal."""
+    shown = Table(box=None, header_style="bold", pad_edge=False)
+    for title in ("net", "plan"):
+        shown.add_column(title, no_wrap=True)
+    for title in ("ranks", "measured", "spread", "predicted", "error", "memory", "predicted", "error"):
+        shown.add_column(title, justify="right", no_wrap=True)
+    for row in rows:
+        shown.add_row(
+            row.net, row.plan, str(row.ranks), f"{row.measured_s * 1e3:.1f} ms", f"{row.spread:.0%}",
+            f"{row.predicted_s * 1e3:.1f} ms", f"{row.error:+.0%}", f"{row.measured_bytes / 1e6:.0f} MB",
+            f"{row.predicted_bytes / 1e6:.0f} MB", f"{row.memory_error:+.0%}",
+        )  # fmt: skip
+    found = summary(rows)
+    text = (
+        f"{found.pairs} pairs: error of the step's time {found.median_error:.0%} in the median, {found.worst_error:.0%} at "
+        f"worst; of the peak memory {found.worst_memory_error:.0%} at worst; the plan predicted best is within "
+        f"{found.worst_choice:.0%} of the one measured best"
+    )
+    return Group(shown, Text(text))
 
 
 def fidelity(tell: Callable[[str], None], only: str | None = None) -> list[Row]:

@@ -18,7 +18,8 @@ class Memory:
     """Bytes on the fullest of the sample ranks.
 
     `kept_bytes` are alive when the backward pass begins, `passing_bytes` is what the worst moment has beyond them
-    (values on their way, halos, gradients of activations), `batch_bytes` the batch as the user holds it where a copy in
+    (values on their way, halos, gradients of activations), `gradients_bytes` what the parameters' gradients add to the
+    worst moment: they come as activations go, `batch_bytes` the batch as the user holds it where a copy in
     another memory format is used, `largest` the values that keep most, with their bytes.
     """
 
@@ -67,20 +68,21 @@ class _Heap:
             del self.holders[block], self.sizes[block]
 
 
-def persistent_bytes(graph: Graph) -> tuple[int, int, int]:
-    """Bytes of parameters (with buffers and constants), of their gradients, and of the optimizer's state."""
+def persistent_bytes(graph: Graph) -> tuple[int, int]:
+    """Bytes of parameters (with buffers and constants), and of the optimizer's state."""
     own = sum(graph.types[name].nbytes for name in graph.replicated)
     grads = sum(graph.types[name].nbytes for name in trained(graph))
-    return own, grads, OPTIMIZER_COPIES * grads
+    return own, OPTIMIZER_COPIES * grads
 
 
 def memory_of(sampled: Sampled, carried: frozenset[str]) -> Memory:
     """What the fullest of the sample ranks needs."""
-    own, grads, state = persistent_bytes(sampled.graph)
+    own, state = persistent_bytes(sampled.graph)
     walks = [_Walk(sampled, carried, rank) for rank in sampled.ranks[:1] + sampled.ranks[-1:]]
-    fullest = max(((*walk.run(), walk.batch_bytes) for walk in walks), key=lambda found: found[1] + found[3])
-    kept_bytes, peak, largest, batch_bytes = fullest
-    return Memory(own, grads, state, kept_bytes, max(0, peak - kept_bytes), batch_bytes, largest)
+    fullest = max(((*walk.run(), walk) for walk in walks), key=lambda found: found[1] + found[3].batch_bytes)
+    kept_bytes, peak, largest, walk = fullest
+    without = walk.peak_without_gradients
+    return Memory(own, peak - without, state, kept_bytes, max(0, without - kept_bytes), walk.batch_bytes, largest)
 
 
 class _Walk:
@@ -89,7 +91,7 @@ class _Walk:
     def __init__(self, sampled: Sampled, carried: frozenset[str], rank: int) -> None:
         self.sampled, self.graph, self.carried, self.rank = sampled, sampled.graph, carried, rank
         self.heap = _Heap()
-        self.batch_bytes = 0
+        self.batch_bytes = self.leaf_bytes = self.peak_without_gradients = 0
         self.block: dict[str, str] = {}  # value -> the block that holds its own region
         self.kept: dict[str, list[str]] = {}
         self.feeds: dict[str, list[tuple[str, int]]] = {}  # node -> block and bytes of each input
@@ -114,8 +116,10 @@ class _Walk:
                     self.heap.drop(self.block[name])
         kept_bytes = self.heap.now
         largest = sorted(self.heap.sizes.items(), key=lambda item: (-item[1], item[0]))[:8]
+        self.peak_without_gradients = self.heap.peak
         for node in reversed(self.graph.nodes):
             self._backward(node)
+        self.heap.peak = max(self.heap.peak, self.heap.now)
         return kept_bytes, self.heap.peak, tuple(largest)
 
     def _bytes(self, value: str) -> int:
@@ -170,6 +174,15 @@ class _Walk:
         for block in fetched:
             self.heap.drop(block)
 
+    def _leaf_gradients(self, node: Node) -> None:
+        """The gradients of the node's parameters come to stay; those summed over ranks also in a bucket."""
+        copies = 2 if self.sampled.over(node) else 1
+        for leaf, want in zip(node.inputs, wanted_inputs(node, self.carried)):
+            if want and leaf in self.graph.replicated and f"gradient of {leaf}" not in self.heap.holders:
+                nbytes = copies * self.graph.types[leaf].nbytes
+                self.heap.hold(f"gradient of {leaf}", nbytes)
+                self.leaf_bytes += nbytes
+
     def _in_place(self, node: Node, block: str) -> bool:
         return node.name in self.overwriting and block == self.block[node.inputs[0]]
 
@@ -194,6 +207,8 @@ class _Walk:
                         self.heap.drop(made)
                     self.heap.hold(f"gradient of {value}", self._bytes(value))
                 self.heap.drop(made)
+        self._leaf_gradients(node)
+        self.peak_without_gradients = max(self.peak_without_gradients, self.heap.now - self.leaf_bytes)
         self.heap.drop(grad)
         for block in self.kept[node.name]:
             self.heap.drop(block)
