@@ -46,13 +46,14 @@ class PublicNet:
     ranks: int = 2
     slow: bool = False
 
-    def make(self) -> tuple[nn.Module, nn.Module | None, Batch]:
-        """The net in fp64, its loss, and a batch; always the same."""
+    def make(self, samples: int = 0) -> tuple[nn.Module, nn.Module | None, Batch]:
+        """The net in fp64, its loss, and a batch, of at least so many samples; always the same."""
         torch.manual_seed(1)
-        model, x = self.build().double(), torch.randn(self.shape, dtype=torch.float64)
+        shape = (max(samples, self.shape[0]), *self.shape[1:])
+        model, x = self.build().double(), torch.randn(shape, dtype=torch.float64)
         target = {
-            "classes": lambda: torch.randint(CLASSES, self.shape[:1]),
-            "places": lambda: torch.randint(CLASSES, (self.shape[0], *self.shape[2:])),
+            "classes": lambda: torch.randint(CLASSES, shape[:1]),
+            "places": lambda: torch.randint(CLASSES, (shape[0], *shape[2:])),
             "outputs": lambda: torch.tensor(0.1, dtype=torch.float64),
         }
         if self.target == "nothing":
@@ -222,11 +223,6 @@ MONAI: dict[str, PublicNet] = {
         "places", slow=True,
     ),
     "AutoEncoder": PublicNet(monai("AutoEncoder", **plane(channels=(4, 8), strides=(2, 2))), (1, 1, 40, 28), "places"),
-    "VQVAE": PublicNet(
-        monai("VQVAE", **plane(channels=(6, 8), num_res_layers=1, num_res_channels=(6, 8), num_embeddings=16,
-                               embedding_dim=6, downsample_parameters=((2, 4, 1, 1),) * 2,
-                               upsample_parameters=((2, 4, 1, 1, 0),) * 2)), (1, 1, 40, 28),
-    ),
     "PatchDiscriminator": PublicNet(
         monai("PatchDiscriminator", spatial_dims=2, channels=4, in_channels=1, num_layers_d=2), (2, 1, 47, 33)
     ),
@@ -322,11 +318,12 @@ class ZooNet:
     ranks: int = 2
     slow: bool = False
 
-    def make(self) -> tuple[nn.Module, nn.Module | None, Batch]:
+    def make(self, samples: int = 0) -> tuple[nn.Module, nn.Module | None, Batch]:
+        """As `PublicNet.make`: two samples."""
         torch.manual_seed(1)
         entry, size = ZOO[self.name], SIZES.get(self.name, 32)
         assert entry.batch is not None and entry.loss is not None
-        batch = tuple(x.double() if x.is_floating_point() else x for x in entry.batch(size, 2, 1))
+        batch = tuple(x.double() if x.is_floating_point() else x for x in entry.batch(size, max(samples, 2), 1))
         return entry.build(size, 0.1).double(), entry.loss(), batch
 
 
