@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from .agreement import agree, digest, everywhere, fingerprint, together
+from .auto import plan_auto
 from .autocast import Autocast, ambient
 from .byhand import plan_by_hand
 from .capture import Loss, capture
@@ -43,7 +44,7 @@ def parallelize(
     model: nn.Module,
     loss: Loss | None = None,
     batch: Sequence[Tensor] | None = None,
-    plan: PlanSpec = "spatial",
+    plan: PlanSpec = "auto",
     *,
     statistics: str = "global",
     memory_format: MemoryFormat = "auto",
@@ -54,8 +55,9 @@ def parallelize(
     """The step that trains `model` with its samples split over all ranks, and gives the numbers of one process.
 
     `loss(model(*batch[:-1]), batch[-1])` must be a scalar; without `loss` the step returns the model's output.
-    `batch` gives the global shapes and dtypes. `plan` is `"sample"`, `"spatial"`, `"n=2,h=2"`, a dict from patterns of
-    module names to such phrases, or a `Plan`. `statistics` says over what batch norm takes its moments: `"global"` (the
+    `batch` gives the global shapes and dtypes. `plan` is `"auto"` (the best by the performance model of this host,
+    found on rank 0), `"sample"`, `"spatial"`, `"n=2,h=2"`, a dict from patterns of module names to such phrases, or a
+    `Plan`. `statistics` says over what batch norm takes its moments: `"global"` (the
     whole mini-batch, as one process does), `"spatial"` (the ranks that share samples), `"local"`. `memory_format` is
     that of activations with space: `"channels_last"`, `"preserve"` (what the model makes of the batch's), or `"auto"`:
     channels last where the net convolves in less than double precision. `comm` is found from how the process was
@@ -341,11 +343,13 @@ class Step(nn.Module):
         batch, wanted, _, inputs_want_grad, *_ = key
         like = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in batch]
 
-        def made() -> tuple[pytree.TreeSpec, Program]:
+        def captured() -> tuple[Graph, pytree.TreeSpec]:
             graph, spec = capture(self.model, self.loss, like)
             self._check_loss(graph, spec)
-            graph = graph.with_attr("batch_norm", "statistics", self.statistics)
-            plan = self._spec if isinstance(self._spec, Plan) else self._by_hand(graph, self._spec)
+            return graph.with_attr("batch_norm", "statistics", self.statistics), spec
+
+        def lowered() -> Program:
+            plan = found or (self._spec if isinstance(self._spec, Plan) else self._by_hand(graph, self._spec))
             if plan.mesh.size != self.comm.size:
                 raise PlanError(
                     f"the plan was made for {plan.mesh.size} ranks (mesh {plan.mesh}), but {self.comm.size} are running"
@@ -353,9 +357,11 @@ class Step(nn.Module):
             leaves = {name for name, path in graph.parameters.items() if path in wanted}
             leaves |= {name for name, path in graph.parameters.items() if path.startswith("loss.")} if wanted else set()
             leaves |= {name for name, want in zip(graph.inputs, inputs_want_grad) if want}
-            return spec, lower(Placement(graph, plan), frozenset(leaves))
+            return lower(Placement(graph, plan), frozenset(leaves))
 
-        spec, program = together(self.comm, "the model's capture or plan", made)
+        graph, spec = together(self.comm, "the model's capture", captured)
+        found = self._formatted(graph, plan_auto(graph, self.comm, self._mesh)) if self._spec == "auto" else None
+        program = together(self.comm, "its plan", lowered)
         placement = program.placement
         agree(
             self.comm,
@@ -365,9 +371,11 @@ class Step(nn.Module):
         return Prepared(digest(key), spec, program, runner, self.model, self.loss)
 
     def _by_hand(self, graph: Graph, spec: str | Mapping[str, str]) -> Plan:
+        return self._formatted(graph, plan_by_hand(graph, self._mesh, spec))
+
+    def _formatted(self, graph: Graph, plan: Plan) -> Plan:
         fast = any(node.op in ("conv2d", "conv3d") and node.type.dtype.itemsize <= 4 for node in graph.nodes)
         auto: Literal["channels_last", "preserve"] = "channels_last" if fast else "preserve"
-        plan = plan_by_hand(graph, self._mesh, spec)
         return replace(plan, memory_format=auto if self.memory_format == "auto" else self.memory_format)
 
     def _check_loss(self, graph: Graph, spec: pytree.TreeSpec) -> None:

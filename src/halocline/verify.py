@@ -71,7 +71,7 @@ def verify(
     model: nn.Module,
     loss: Loss | None,
     batch: Sequence[Tensor],
-    plan: PlanSpec = "spatial",
+    plan: PlanSpec = "auto",
     *,
     comm: Comm | None = None,
     tolerance: float | None = None,
