@@ -23,7 +23,8 @@ OPTIONS = (
     click.argument("model"),
     click.option("--ranks", type=click.IntRange(1), help="Start this many ranks on this host (default: one)."),
     click.option("--plan", default="auto", show_default=True, metavar="PLAN",
-                 help="auto (the planner's), sample, spatial, numbers as in n=2,h=2, or a JSON file: a plan, or a split per module."),
+                 help="auto (the planner's), sample, spatial, numbers as in n=2,h=2, or a JSON file: a plan, or a "
+                 "split per module."),
     click.option("--size", type=click.IntRange(1), help="Width of a sample (default: the model's usual one)."),
     click.option("--width", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True,
                  help="Times the model's usual number of channels."),
