@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from .candidates import Group, alike_indices, candidates, groups
-from .cost.estimate import BUCKET_BYTES, reduction_s
+from .cost.estimate import reduction_s
 from .cost.gradients import carrying, overwriting, trained, wanted_inputs
 from .cost.local_times import LocalCall, LocalTimes
 from .cost.machine import Machine
@@ -22,6 +22,7 @@ from .ops import rule_for
 from .ops.rule import AdditiveRule, Reduction, Rule, StagedRule
 from .placement import Split, box
 from .problem import Edge, Variable, first_wants
+from .program import BUCKET_BYTES
 from .region import Region
 
 

@@ -223,8 +223,8 @@ def table(rows: Sequence[Row]) -> RenderableType:
         )  # fmt: skip
     found = summary(rows)
     text = (
-        f"{found.pairs} pairs: error of the step's time {found.median_error:.0%} in the median, {found.worst_error:.0%} at "
-        f"worst; of the peak memory {found.worst_memory_error:.0%} at worst; the plan predicted best is within "
+        f"{found.pairs} pairs: error of the step time {found.median_error:.0%} in the median, {found.worst_error:.0%} "
+        f"at worst; of the peak memory {found.worst_memory_error:.0%} at worst; the plan predicted best is within "
         f"{found.worst_choice:.0%} of the one measured best"
     )
     return Group(shown, Text(text))

@@ -9,6 +9,7 @@ from ..mesh import Mesh
 from ..ops import rule_for
 from ..ops.rule import Reduction, StagedRule
 from ..placement import Plan
+from ..program import BUCKET_BYTES
 from .collective import allreduce_s, gather_along_axes_s
 from .gradients import carrying, overwriting, trained, wanted_inputs
 from .local_times import LocalCall, LocalTimes
@@ -17,8 +18,6 @@ from .memory import Memory, memory_of
 from .movement import NOTHING, beside_s, may_stay_apart, packing_s, received, returned
 from .sampled import Sampled
 from .work import partial_bytes
-
-BUCKET_BYTES = 4 << 20  # as `program` fills its buckets
 
 
 @dataclass(frozen=True)

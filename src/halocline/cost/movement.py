@@ -8,11 +8,11 @@ from ..layout import Layout
 from ..mesh import Mesh
 from ..ops import rule_for
 from ..ops.rule import AdditiveRule
+from ..program import CORRECT_BYTES
 from ..region import Region
 from .collective import allreduce_s
 from .machine import Machine
 
-CORRECT_BYTES = 512 << 10  # as `program`: from this size of a block on, a convolution adds its halo apart
 CALLS_APART = 6  # torch calls that a halo box takes which is convolved apart: cut, pad, convolve, add; and backward
 
 

@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from ..layout import DimSplit, Layout
 from ..mesh import Mesh
+from ..program import CORRECT_BYTES
 from ..region import Region, balanced
 from .collective import allreduce_s
 from .machine import Machine
-from .movement import CALLS_APART, CORRECT_BYTES
+from .movement import CALLS_APART
 
 Array = NDArray[np.float64]
 Whole = NDArray[np.int64]
