@@ -5,7 +5,6 @@ import os
 import sys
 import tempfile
 import time
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,8 +16,6 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 from torch import Tensor
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..capture import capture
 from ..comm.comm import Comm
@@ -29,6 +26,7 @@ from ..cost.measure import measure_call, typical
 from ..errors import HaloclineError
 from ..models.zoo import ZOO
 from ..step import Step, parallelize
+from .alive import Alive
 
 STEPS = 7  # timed after two that warm up
 PlanWords = str | dict[str, str]
@@ -88,37 +86,6 @@ class Row:
         return self.predicted_bytes / self.measured_bytes - 1
 
 
-class _Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of all tensors that ops make, as long as anything holds their memory."""
-
-    def __init__(self, held: Sequence[Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.known: set[int] = set()
-        self.now = self.peak = 0
-        for tensor in held:
-            self._see(tensor)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for tensor in pytree.tree_leaves(result):
-            if isinstance(tensor, Tensor):
-                self._see(tensor)
-        return result
-
-    def _see(self, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        if id(storage) in self.known or not storage.nbytes():
-            return
-        self.known.add(id(storage))
-        self.now += storage.nbytes()
-        self.peak = max(self.peak, self.now)
-        weakref.finalize(storage, self._forget, id(storage), storage.nbytes())
-
-    def _forget(self, number: int, nbytes: int) -> None:
-        self.known.discard(number)
-        self.now -= nbytes
-
-
 def measured(step: Step, parts: Sequence[Tensor], comm: Comm) -> tuple[float, float, int]:
     """The seconds of a training step on the slowest rank, their spread, and the peak of tensors alive on this rank."""
     optimizer = torch.optim.SGD(step.parameters(), 1e-4, momentum=0.9)
@@ -136,7 +103,7 @@ def measured(step: Step, parts: Sequence[Tensor], comm: Comm) -> tuple[float, fl
         seconds = max(comm.all_gather_object(time.perf_counter() - start))
         times += [seconds] if number >= 2 else []
     state = [value for entry in optimizer.state.values() for value in entry.values() if isinstance(value, Tensor)]
-    alive = _Alive([*step.parameters(), *step.buffers(), *parts, *state])
+    alive = Alive([*step.parameters(), *step.buffers(), *parts, *state])
     with alive:
         train()
     middle = typical(times)
