@@ -350,6 +350,8 @@ class Step(nn.Module):
 
         def lowered() -> Program:
             plan = found or (self._spec if isinstance(self._spec, Plan) else self._by_hand(graph, self._spec))
+            if self.memory_format != "auto":
+                plan = replace(plan, memory_format=self.memory_format)
             if plan.mesh.size != self.comm.size:
                 raise PlanError(
                     f"the plan was made for {plan.mesh.size} ranks (mesh {plan.mesh}), but {self.comm.size} are running"
@@ -360,7 +362,7 @@ class Step(nn.Module):
             return lower(Placement(graph, plan), frozenset(leaves))
 
         graph, spec = together(self.comm, "the model's capture", captured)
-        found = self._formatted(graph, plan_auto(graph, self.comm, self._mesh)) if self._spec == "auto" else None
+        found = plan_auto(graph, self.comm, self._mesh) if self._spec == "auto" else None
         program = together(self.comm, "its plan", lowered)
         placement = program.placement
         agree(
@@ -371,12 +373,9 @@ class Step(nn.Module):
         return Prepared(digest(key), spec, program, runner, self.model, self.loss)
 
     def _by_hand(self, graph: Graph, spec: str | Mapping[str, str]) -> Plan:
-        return self._formatted(graph, plan_by_hand(graph, self._mesh, spec))
-
-    def _formatted(self, graph: Graph, plan: Plan) -> Plan:
         fast = any(node.op in ("conv2d", "conv3d") and node.type.dtype.itemsize <= 4 for node in graph.nodes)
-        auto: Literal["channels_last", "preserve"] = "channels_last" if fast else "preserve"
-        return replace(plan, memory_format=auto if self.memory_format == "auto" else self.memory_format)
+        plan = plan_by_hand(graph, self._mesh, spec)
+        return replace(plan, memory_format="channels_last" if fast else "preserve")
 
     def _check_loss(self, graph: Graph, spec: pytree.TreeSpec) -> None:
         if self.loss is None:

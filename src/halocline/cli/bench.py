@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("kind", type=click.Choice(["micro", "peers"]))
+@click.argument("kind", type=click.Choice(["micro", "peers", "fidelity"]))
 @click.option("--only", multiple=True, help="Only this layer or net; may be given several times.")
 @click.option(
     "--rounds", type=click.IntRange(1), default=5, show_default=True, help="How often each side has its turn."
@@ -22,11 +22,14 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout, and nothing else there.")
 @click.pass_obj
 def command(arguments: list[str], /, kind: str, only: tuple[str, ...], rounds: int, steps: int, as_json: bool) -> int:
-    """Measure a step side by side: KIND is micro (single convolutions) or peers (whole nets).
+    """Measure a step: KIND is micro (single convolutions), peers (whole nets), or fidelity (the performance model).
 
-    All sides run in one go and take turns, so what else the machine does falls on all of them. Times are medians, of
+    For fidelity nets run under several plans on one and two ranks, beside what the model says of each. Of the others
+    all sides run in one go and take turns, so what else the machine does falls on all of them. Times are medians, of
     the slowest rank each; the ratio is to the best of one process with two threads, whatever its settings.
     """
+    if kind == "fidelity":
+        return _fidelity(only, as_json)
     from halocline.bench.peers import MICRO, NETS, micro_sides, sides_of
     from halocline.bench.race import race
 
@@ -45,6 +48,19 @@ def command(arguments: list[str], /, kind: str, only: tuple[str, ...], rounds: i
             _show(name, workload, document["workloads"][name])
     if as_json:
         print(json.dumps(document))
+    return 0
+
+
+def _fidelity(only: tuple[str, ...], as_json: bool) -> int:
+    from rich.console import Console
+
+    from halocline.bench.fidelity import document, fidelity, table
+
+    rows = fidelity(lambda text: click.echo(text, err=True), only[0] if only else None)
+    if as_json:
+        print(json.dumps(document(rows)))
+    else:
+        Console().print(table(rows))
     return 0
 
 
