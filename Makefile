@@ -10,8 +10,8 @@ BIN = .venv/bin
 .DELETE_ON_ERROR:
 
 demo: .venv/installed
-	$(BIN)/halocline train mesh-tangling-1k --ranks 2 --plan spatial --size 128 --width 0.1 --batch 4 \
-		--steps 200 --lr 1e-2 --dtype fp64 --check
+	$(BIN)/halocline train mesh-tangling-2k --ranks 2 --plan spatial --size 128 --width 0.1 --batch 4 \
+		--steps 300 --lr 1e-2 --dtype fp64 --check
 
 test: .venv/installed-dev
 	$(BIN)/python -m pytest

@@ -137,6 +137,10 @@ def _in_this_thread_only() -> Iterator[None]:
         _Patcher.patch_method = patch_method  # type: ignore[method-assign]
 
 
+# Whose hooks may return nothing: they hand tensors to code of the forward pass itself, where they are captured.
+PART_OF_THE_MODEL = ("torch.", "transformers.")
+
+
 @dataclass
 class _Noticed:
     """A forward hook that notes whether it ever returned something."""
@@ -164,7 +168,7 @@ def _hooks_noticed(model: nn.Module) -> Iterator[None]:
             )
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
             for key, hook in hooks.items():
-                if not str(getattr(hook, "__module__", type(hook).__module__)).startswith("torch."):
+                if not str(getattr(hook, "__module__", type(hook).__module__)).startswith(PART_OF_THE_MODEL):
                     noticed.append((hooks, key, _Noticed(hook, path or "the model")))
     for hooks, key, wrapper in noticed:
         hooks[key] = wrapper

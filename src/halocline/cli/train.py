@@ -45,7 +45,7 @@ class Wish:
 @click.option("--steps", type=click.IntRange(1), default=100, show_default=True, help="Training steps.")
 @click.option("--optimizer", type=click.Choice(list(LR)), default="adam", show_default=True)
 @click.option("--lr", type=click.FloatRange(0), help="Learning rate (default: 1e-3 for adam, 1e-2 for sgd).")
-@click.option("--samples", type=click.IntRange(1), default=64, show_default=True, help="Different meshes to train on.")
+@click.option("--samples", type=click.IntRange(1), default=256, show_default=True, help="Different meshes to train on.")
 @click.option("--check", is_flag=True, help="Make every step in one process too, and compare.")
 @click.pass_obj
 def command(arguments: list[str], /, ranks: int | None, **wish: Any) -> int:
