@@ -4,7 +4,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from torch._C._distributed_c10d import Store
 
@@ -13,6 +13,7 @@ OWN_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
 _FAILED = "halocline/failed"
 _READ_BY = "halocline/read_by"
+WAITED, ENDED = "waited", "ended"
 
 
 class Board:
@@ -47,6 +48,22 @@ class Board:
                 break
             time.sleep(0.05)
         return self._found
+
+    def note(self, rank: int, what: str) -> None:
+        """Let the others see that `rank` has `what`: WAITED in vain, or ENDED."""
+        with suppress(RuntimeError):
+            self._store.set(f"halocline/{what}/{rank}", "1")
+
+    def noted(self, what: str, patience_s: float = 0.0) -> set[int]:
+        """The ranks that have noted `what` once all have, or `patience_s` has passed."""
+        start_s, found = time.monotonic(), set[int]()
+        while True:
+            with suppress(RuntimeError):
+                rest = set(range(self._size)) - found
+                found |= {rank for rank in rest if self._store.check([f"halocline/{what}/{rank}"])}
+            if len(found) == self._size or time.monotonic() - start_s >= patience_s:
+                return found
+            time.sleep(0.05)
 
     def linger(self, patience_s: float) -> None:
         """After a failure, return when every rank has read it; for the rank that is about to take the store away."""

@@ -2,13 +2,14 @@
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from halocline.comm.message import Place
 from halocline.errors import CommError
 
 TIMEOUT_VARIABLE = "HALOCLINE_TIMEOUT_S"
 DEFAULT_TIMEOUT_S = 300.0
+ABSENT_PATIENCE_S = 3.0  # ranks that have waited in vain give each other so long to say so: the others are late
 
 
 def choose_timeout_s(given: float | None) -> float:
@@ -29,6 +30,19 @@ def late(place: Place, doing: str, peers: Iterable[int], timeout_s: float) -> Co
         f"rank {place.rank} of {place.size} ({place.name}): {doing}: {name_ranks(peers)} late; nothing has come for "
         f"{timeout_s:g} s. Look at what that rank does, or raise {TIMEOUT_VARIABLE}."
     )
+
+
+def gone(place: Place, doing: str, peers: Iterable[int]) -> CommError:
+    """The error of a rank that waits for `peers` which have come to their end without failing."""
+    return CommError(
+        f"rank {place.rank} of {place.size} ({place.name}): {doing}: {name_ranks(peers)} awaited, but has ended. "
+        f"The ranks do not make the same calls, or it has failed: look at its output."
+    )
+
+
+def blamed(absent: set[int], awaited: Collection[int]) -> Collection[int]:
+    """Who is late: of those that do not wait as this rank does the ones it waits for, else any, else all awaited."""
+    return absent.intersection(awaited) or absent or awaited
 
 
 def name_ranks(ranks: Iterable[int]) -> str:

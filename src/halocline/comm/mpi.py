@@ -11,7 +11,7 @@ from mpi4py import MPI
 from torch import Tensor
 
 from halocline.comm.comm import DONE, Handle, Message, ReduceOp
-from halocline.comm.failure import choose_timeout_s, late, name_ranks, report
+from halocline.comm.failure import ABSENT_PATIENCE_S, blamed, choose_timeout_s, gone, late, report
 from halocline.comm.meet import meet
 from halocline.comm.message import check_messages, describe, foreign_device
 from halocline.comm.reduction import check_reduction, from_wire, to_wire
@@ -29,6 +29,7 @@ _TYPES = {
 _MESSAGE_TAG = 1
 _GROUP_TAG = 2
 _ENDED_TAG = 3
+_WAITED_TAG = 4
 
 # A wait first tests without a break (a peer in step answers within microseconds), then lets others have the core
 # between two tests, and after a while sleeps between them: by then a sleep is small against what was waited.
@@ -123,16 +124,26 @@ class MpiComm:
                 os.sched_yield()
                 continue
             time.sleep(_SLEEP_S)
-            gone = self._find_ended().intersection(waiting_for())
-            if gone and now_s > give_up_s:
-                raise CommError(
-                    f"rank {self.rank} of {self.size} (mpi): {doing}: {name_ranks(gone)} awaited, but has ended. "
-                    f"The ranks do not make the same calls, or it has failed: look at its output."
-                )
-            if gone and give_up_s == float("inf"):
+            ended = self._find_ended().intersection(waiting_for())
+            if ended and now_s > give_up_s:
+                raise gone(self, doing, ended)
+            if ended and give_up_s == float("inf"):
                 give_up_s = now_s + _ENDED_GRACE_S
             if now_s - start_s > self.timeout_s:
-                raise late(self, doing, waiting_for(), self.timeout_s)
+                raise late(self, doing, blamed(self._find_absent(), waiting_for()), self.timeout_s)
+
+    def _find_absent(self) -> set[int]:
+        """The ranks that do not wait in vain as this one does: it is they who are late."""
+        absent = set(range(self.size)) - {self.rank}
+        self._lost += [self._world.Isend(b"", peer, _WAITED_TAG) for peer in absent]
+        deadline_s, status = time.monotonic() + min(ABSENT_PATIENCE_S, self.timeout_s), MPI.Status()
+        while absent and time.monotonic() < deadline_s:
+            if self._world.Iprobe(MPI.ANY_SOURCE, _WAITED_TAG, status):
+                self._world.Recv(bytearray(1), status.Get_source(), _WAITED_TAG)
+                absent.discard(status.Get_source())
+            else:
+                time.sleep(_SLEEP_S)
+        return absent
 
     def _find_ended(self) -> set[int]:
         status = MPI.Status()

@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from halocline.comm.board import OWN_STORE, Board, Watch
+from halocline.comm.board import ENDED, OWN_STORE, WAITED, Board, Watch
 from halocline.comm.comm import DONE, Handle, Message, ReduceOp
-from halocline.comm.failure import choose_timeout_s, late, name_ranks
+from halocline.comm.failure import ABSENT_PATIENCE_S, blamed, choose_timeout_s, gone, late, name_ranks
 from halocline.comm.meet import meet
 from halocline.comm.message import check_messages, foreign_device
 from halocline.comm.reduction import check_reduction, from_wire, to_wire
@@ -116,6 +116,8 @@ class TorchDistComm:
             return
         self.closed = True
         self._watch.stop()
+        if self._broken is None:
+            self._board.note(self.rank, ENDED)
         atexit.unregister(self._leave)
         for group in self._groups.values():
             with suppress(RuntimeError, ValueError, AssertionError):  # the user may have destroyed them all
@@ -146,11 +148,18 @@ class TorchDistComm:
             # Without Gloo's source line before, and its advice after.
             found = re.sub(r"^\[\S*\] ", "", str(error)).splitlines()[0].split(". ")[0]
             is_late = "timed out" in found.lower()
+            self._board.note(self.rank, WAITED)
             failed = self._board.read(0.0 if is_late else _REASON_PATIENCE_S)
+            if failed is None and not is_late and self._board.noted(WAITED) - {self.rank}:
+                failed = self._board.read(2 * ABSENT_PATIENCE_S)  # one of those is finding out who is late
             if failed is not None and failed[0] != self.rank:
                 told = CommError(f"{where}: rank {failed[0]} failed: {failed[1]}")
             elif is_late:
-                told = late(self, doing, peers, self.timeout_s)
+                absent = set(range(self.size)) - self._board.noted(WAITED, min(ABSENT_PATIENCE_S, self.timeout_s))
+                told = late(self, doing, blamed(absent, peers), self.timeout_s)
+                self._board.post(self.rank, str(told))
+            elif ended := self._board.noted(ENDED).intersection(peers):
+                told = gone(self, doing, ended)
             else:
                 told = CommError(
                     f"{where}: a connection is lost, and {name_ranks(peers)} awaited, which left no reason. It was "
