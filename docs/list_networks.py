@@ -35,9 +35,9 @@ the numbers of one process in double precision: output or loss, every gradient, 
 (`tests/test_public_nets.py`; with `-m slow` in more splits, and over samples).
 
 *Split* counts the calls of ops of which every rank computes its part; *whole* those that every rank computes whole,
-with the ops and the reason. The loss, and ops on parameters alone (such as weight norm), are not counted. *Halos* counts
-the fetches of rows beyond a rank's own, *gathers* those of a whole tensor (which on a map of few rows a halo is too),
-*moves* those of rows that all lie with others.
+with the ops and the reason. The loss, and ops on parameters alone (such as weight norm), are not counted. *Halos*
+counts the fetches of rows beyond a rank's own, *gathers* those of a whole tensor (which on a map of few rows a halo is
+too), *moves* those of rows that all lie with others.
 
 Reasons: **no space left**: the op's output has no rows, as after global pooling; **few rows**: fewer than ranks;
 **not along rows**: each part would need the whole input; **no rule**: the op is computed whole for want of a rule.
