@@ -73,10 +73,22 @@ class DataDependentShape(OneConv):
         return self.conv(x).mean((2, 3))[rows]
 
 
-class KeepsActivation(OneConv):
+class Remembers(OneConv):
+    previous: Tensor | None = None
+
     def forward(self, x: Tensor) -> Tensor:
-        self.features = self.conv(x)
-        return self.features.mean((2, 3))
+        x = self.conv(x)
+        y = x if self.previous is None else x + self.previous
+        self.previous = x.detach()
+        return y.mean((2, 3))
+
+
+class Counts(OneConv):
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.conv(x).mean((2, 3)) / self.calls
 
 
 class ChangesInput(OneConv):
@@ -92,7 +104,7 @@ class WrongChannels(OneConv):
 
 class DrawsNoise(OneConv):
     def forward(self, x: Tensor) -> Tensor:
-        return self.conv(x + torch.rand_like(x)).mean((2, 3))
+        return self.conv(torch.poisson(x.abs())).mean((2, 3))
 
 
 @pytest.mark.parametrize(
@@ -101,7 +113,11 @@ class DrawsNoise(OneConv):
         (Branches, r"test_bad_input\.py:\d+: `if x\.mean\(\) > 0:`.* must not depend on values"),
         (ThroughNumpy, r"test_bad_input\.py:\d+: `return torch\.from_numpy"),
         (DataDependentShape, r"test_bad_input\.py:\d+: rows = torch\.nonzero.*depends on the values of tensors"),
-        (KeepsActivation, r"test_bad_input\.py:\d+: self\.features = self\.conv\(x\).*`features` keeps a tensor"),
+        (
+            Remembers,
+            r"test_bad_input\.py:\d+: self\.previous = x\.detach\(\): `previous` changes in every forward pass",
+        ),
+        (Counts, r"test_bad_input\.py:\d+: self\.calls \+= 1: `calls` changes in every forward pass"),
         (ChangesInput, r"test_bad_input\.py:\d+: x\.mul_\(2\).*changes batch_0 in place"),
         (WrongChannels, r"test_bad_input\.py:\d+: `return self\.conv\(x\[:, :2\]\).*expected input.*3 channels"),
     ],
@@ -114,7 +130,7 @@ def test_model_that_cannot_be_captured_is_refused_with_its_line(kind: type[nn.Mo
 
 def test_model_that_draws_random_numbers_is_refused_with_its_line() -> None:
     model = DrawsNoise()
-    words = r"rand_like .*test_bad_input\.py:\d+: .*draws random numbers"
+    words = r"poisson .*test_bad_input\.py:\d+: .*draws random numbers"
     refused(2, PlanError, words, lambda comm: parallelize(model, nn.CrossEntropyLoss(), BATCH, comm=comm))
 
 
@@ -238,10 +254,26 @@ def test_double_backward_is_refused() -> None:
 
 
 def test_ranks_that_disagree_are_told_what_differs() -> None:
-    def code(comm: Comm) -> None:
+    def layers(comm: Comm) -> None:
         model = copy.deepcopy(NET)
         if comm.rank == 2:
             model[1] = nn.Sigmoid()
+        parallelize(model, nn.CrossEntropyLoss(), BATCH, comm=comm)
+
+    class Either(nn.Module):
+        def __init__(self, rank: int) -> None:
+            super().__init__()
+            self.conv = copy.deepcopy(NET[0])
+            self.forward = self.relu if rank < 2 else self.sigmoid
+
+        def relu(self, x: Tensor) -> Tensor:
+            return torch.relu(self.conv(x)).mean((2, 3))
+
+        def sigmoid(self, x: Tensor) -> Tensor:
+            return torch.sigmoid(self.conv(x)).mean((2, 3))
+
+    def code(comm: Comm) -> None:
+        model = Either(comm.rank)
         parallelize(model, nn.CrossEntropyLoss(), BATCH, comm=comm)
 
     def kernel(comm: Comm) -> None:
@@ -266,7 +298,8 @@ def test_ranks_that_disagree_are_told_what_differs() -> None:
             step(*step.scatter(BATCH[0][:, :, :size], BATCH[1])).backward()
 
     apart = r"the ranks disagree on {}: ranks 0, 1 `{}`, rank 2 `{}`\. Every rank must"
-    refused(3, SignatureError, apart.format(r"the captured model.*", r"relu: .*", r"sigmoid: .*"), code)
+    refused(3, SignatureError, apart.format("model and weights", r"model\.1: ReLU", r"model\.1: Sigmoid"), layers)
+    refused(3, SignatureError, r"the ranks disagree on .*ranks 0, 1 `.*relu.*`, rank 2 `.*sigmoid.*`", code)
     shapes = r"model\.0\.weight: \(4, 3, 3, 3\).*", r"model\.0\.weight: \(4, 3, 5, 5\).*"
     refused(3, SignatureError, apart.format("model and weights", *shapes), kernel)
     refused(3, SignatureError, apart.format("which parameters are trained", r"0\.weight", r"0\.bias"), frozen_later)

@@ -81,9 +81,11 @@ def _apart(text: str, other: str) -> str:
 
 
 def fingerprint(module: nn.Module) -> str:
-    """A line for every parameter and buffer: name, shape, dtype, and a digest of its values."""
+    """A line for every module: name and class; and for every parameter and buffer: shape, dtype, digest of values."""
+    classes = [f"{name}: {type(part).__qualname__}" for name, part in module.named_modules()]
     tensors = (*module.named_parameters(), *module.named_buffers())
-    return "\n".join(f"{name}: {tuple(t.shape)} {t.dtype} values {_digest(t)}" for name, t in tensors)
+    lines = [f"{name}: {tuple(t.shape)} {t.dtype} values {_digest(t)}" for name, t in tensors]
+    return "\n".join(classes + lines)
 
 
 def _digest(tensor: Tensor) -> str:
