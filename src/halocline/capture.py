@@ -163,9 +163,9 @@ class _Reader:
         (output,) = (node for node in order if node.op == "output")
         specs = self.exported.graph_signature.output_specs
         values = [
-            self.env[arg] if isinstance(arg, fx.Node) else arg
+            self.env[arg]
             for arg, spec in zip(output.args[0], specs, strict=True)
-            if spec.kind == OutputKind.USER_OUTPUT
+            if spec.kind == OutputKind.USER_OUTPUT and isinstance(arg, fx.Node)
         ]
         if any(isinstance(value, torch.SymInt | torch.SymFloat) for value in values):
             raise CaptureError(

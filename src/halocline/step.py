@@ -28,6 +28,7 @@ from .prepared import Owed, Prepared
 from .program import Program, lower
 from .region import Region
 from .runtime import Runner, Tape
+from .tracing import tensors_in
 from .transfer import Transfer
 
 MemoryFormat = Literal["auto", "channels_last", "preserve"]
@@ -180,7 +181,7 @@ class Step(nn.Module):
     def gather(self, output: Any) -> Any:
         """The whole of what the step returned in parts (the model's output), the same on every rank."""
         prepared = self._prepared()
-        parts = pytree.tree_leaves(output)
+        parts = tensors_in(output)
         wholes = []
         for name, part in zip(prepared.graph.outputs, parts, strict=True):
             layout = prepared.program.placement.layouts[name]

@@ -80,3 +80,8 @@ def structure(exported: ExportedProgram) -> pytree.TreeSpec | None:
     returned = [out.arg for out in exported.graph_signature.output_specs if out.kind == OutputKind.USER_OUTPUT]
     leaves = [Constant(arg.value) if isinstance(arg, ConstantArgument) else 0 for arg in returned]
     return pytree.tree_structure(pytree.tree_unflatten(leaves, spec))
+
+
+def tensors_in(output: Any) -> list[torch.Tensor]:
+    """The tensors of an output, in the order of its structure."""
+    return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]

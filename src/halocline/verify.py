@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from .autocast import without_autocast
 from .capture import Loss
@@ -21,6 +20,7 @@ from .placement import box
 from .prepared import leaves_of
 from .region import Region
 from .step import PlanSpec, Step, parallelize
+from .tracing import tensors_in
 
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 DROPOUTS = ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
@@ -88,9 +88,9 @@ def verify(
     step = parallelize(split_model, loss, batch, plan, comm=comm, seed=seed)
     parts = step.scatter(*batch)
     output = step(*parts)
-    tensors = {f"output {i}": x for i, x in enumerate(pytree.tree_leaves(output))}
+    tensors = {f"output {i}": x for i, x in enumerate(tensors_in(output))}
     if loss is None:
-        wholes = pytree.tree_leaves(step.gather(output))
+        wholes = tensors_in(step.gather(output))
         cotangents = [torch.ones_like(x) / x.numel() for x in wholes]
         loose = [x for x in tensors.values() if x.requires_grad]
         pieces = [c for c, x in zip(_parts(step, cotangents), tensors.values()) if x.requires_grad]
@@ -139,7 +139,7 @@ def _one_process(
                 leaves[buffer].copy_(values[value])
     else:
         output = plain(*batch) if loss is None else loss(plain(*batch[:-1]), batch[-1])
-        outputs = pytree.tree_leaves(output)
+        outputs = tensors_in(output)
     if loss is not None:
         outputs[0].backward()
     elif any(x.requires_grad for x in outputs):
