@@ -18,7 +18,7 @@ ORDER = """
     source tracing watched autocast functional code_state inline capture
     placement plan_file byhand program exchange
     cost elimination budget candidates problem sampled_program tables paper_search search auto
-    agreement runtime prepared step verify
+    agreement notice runtime prepared step verify
     data models feed train
     simulate planning scaling report bench
     cli

@@ -22,6 +22,7 @@ from .errors import PlanError, StepError
 from .exchange import Mover
 from .graph import Graph, TensorType
 from .mesh import Mesh, prime_mesh
+from .notice import notice
 from .ops.rule import Noise
 from .placement import Placement, Plan
 from .prepared import Owed, Prepared
@@ -370,6 +371,8 @@ class Step(nn.Module):
             self.comm,
             {"the captured model (its code)": str(placement.graph), "the plan": str(placement.plan)},
         )
+        if self.comm.rank == 0:
+            notice(placement)
         runner = Runner(program, self.comm, self.noise)
         return Prepared(digest(key), spec, program, runner, self.model, self.loss)
 

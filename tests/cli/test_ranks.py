@@ -24,7 +24,20 @@ def halocline(*arguments, before=()):
 
 def test_train_splits_every_sample_over_two_ranks_and_agrees():
     done = halocline(
-        "train", *MINI, "--ranks", "2", "--steps", "30", "--lr", "1e-2", "--dtype", "fp64", "--check", "--json"
+        "train",
+        *MINI,
+        "--ranks",
+        "2",
+        "--plan",
+        "spatial",
+        "--steps",
+        "30",
+        "--lr",
+        "1e-2",
+        "--dtype",
+        "fp64",
+        "--check",
+        "--json",
     )
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
@@ -41,7 +54,7 @@ def test_verify_on_four_ranks():
 
 
 def test_verify_fails_and_names_the_first_layer():
-    done = halocline("verify", *MINI, "--ranks", "2", "--tolerance", "1e-30", "--json")
+    done = halocline("verify", *MINI, "--ranks", "2", "--plan", "w=2", "--tolerance", "1e-30", "--json")
     assert done.returncode == 1
     document = json.loads(done.stdout)
     assert not document["passed"] and "1_1" in document["first_difference"]
@@ -121,5 +134,5 @@ def test_run_passes_arguments_and_the_exit_status(tmp_path):
 
 
 def test_the_example_net_trains():
-    done = halocline("train", "examples/own_net.py:edges", "--ranks", "2", "--steps", "8", "--check")
+    done = halocline("train", "examples/own_net.py:edges", "--ranks", "2", "--plan", "h=2", "--steps", "8", "--check")
     assert done.returncode == 0 and "agrees with one process at each of 8 steps" in done.stdout, done.stderr
