@@ -48,8 +48,9 @@ def with_counters(graph: Graph) -> Graph:
     counters = {path: name for name, path in graph.buffers.items()}
     nodes = []
     for node in graph.nodes:
-        if node.op == "batch_norm" and node["momentum"] == CUMULATIVE and node["training"]:
-            mean = graph.buffers[node.inputs[node.roles.index("running_mean")]]
+        place = node.position("running_mean")
+        if node.op == "batch_norm" and node["momentum"] == CUMULATIVE and node["training"] and place is not None:
+            mean = graph.buffers[node.inputs[place]]
             counter = counters[mean.removesuffix("running_mean") + "num_batches_tracked"]
             value = graph.updates[counter]
             node = replace(

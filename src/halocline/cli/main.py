@@ -11,7 +11,7 @@ import click
 
 from halocline.cli.ranks import interrupted
 
-COMMANDS = ("train", "verify", "plan", "calibrate", "simulate", "bench", "run")
+COMMANDS = ("train", "verify", "plan", "calibrate", "simulate", "bench", "fuzz", "run")
 
 
 class Commands(click.Group):

@@ -1,0 +1,1 @@
+"""Random nets, split at random, against one process. Read in this order: layers, net, check, shrink, search."""
