@@ -10,9 +10,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from halocline.models.zoo import ZOO
+from halocline.tracing import tensors_in
 
 Batch = tuple[Tensor, ...]
 CLASSES = 3
@@ -22,14 +22,14 @@ class Labels(nn.Module):
     """Cross entropy of logits, which may be the first of several outputs, against one label a sample or a place."""
 
     def forward(self, output: Any, target: Tensor) -> Tensor:
-        return F.cross_entropy(pytree.tree_leaves(output)[0], target)
+        return F.cross_entropy(tensors_in(output)[0], target)
 
 
 class AllOutputs(nn.Module):
     """Every tensor that the model returns counts, and the gradient differs from place to place."""
 
     def forward(self, output: Any, target: Tensor) -> Tensor:
-        return sum((F.silu(x - target).mean() for x in pytree.tree_leaves(output)), torch.zeros_like(target))
+        return sum((F.silu(x - target).mean() for x in tensors_in(output)), torch.zeros_like(target))
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ MONAI: dict[str, PublicNet] = {
         monai("SegResNetVAE", (32, 40), **plane(init_filters=8, blocks_down=(1, 1, 1), blocks_up=(1, 1))),
         (1, 1, 32, 40),
     ),
-    "VNet": PublicNet(monai("VNet", **plane()), (1, 1, 48, 32), "places"),
+    "VNet": PublicNet(monai("VNet", **plane(dropout_dim=2)), (1, 1, 48, 32), "places"),
     "AttentionUnet": PublicNet(
         monai("AttentionUnet", **plane(channels=(4, 8, 12), strides=(2, 2))), (1, 1, 44, 36), "places", ranks=3
     ),
