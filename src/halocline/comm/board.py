@@ -13,7 +13,7 @@ OWN_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
 _FAILED = "halocline/failed"
 _READ_BY = "halocline/read_by"
-WAITED, ENDED = "waited", "ended"
+WAITED, TIMED_OUT, ENDED = "waited", "timed out", "ended"
 
 
 class Board:
@@ -50,7 +50,7 @@ class Board:
         return self._found
 
     def note(self, rank: int, what: str) -> None:
-        """Let the others see that `rank` has `what`: WAITED in vain, or ENDED."""
+        """Let the others see that `rank` has `what`: WAITED in vain, TIMED_OUT doing so, or ENDED."""
         with suppress(RuntimeError):
             self._store.set(f"halocline/{what}/{rank}", "1")
 

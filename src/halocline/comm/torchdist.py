@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from halocline.comm.board import ENDED, OWN_STORE, WAITED, Board, Watch
+from halocline.comm.board import ENDED, OWN_STORE, TIMED_OUT, WAITED, Board, Watch
 from halocline.comm.comm import DONE, Handle, Message, ReduceOp
 from halocline.comm.failure import ABSENT_PATIENCE_S, blamed, choose_timeout_s, gone, late, name_ranks
 from halocline.comm.meet import meet
@@ -149,8 +149,10 @@ class TorchDistComm:
             found = re.sub(r"^\[\S*\] ", "", str(error)).splitlines()[0].split(". ")[0]
             is_late = "timed out" in found.lower()
             self._board.note(self.rank, WAITED)
+            if is_late:
+                self._board.note(self.rank, TIMED_OUT)
             failed = self._board.read(0.0 if is_late else _REASON_PATIENCE_S)
-            if failed is None and not is_late and self._board.noted(WAITED) - {self.rank}:
+            if failed is None and not is_late and self._board.noted(TIMED_OUT):
                 failed = self._board.read(2 * ABSENT_PATIENCE_S)  # one of those is finding out who is late
             if failed is not None and failed[0] != self.rank:
                 told = CommError(f"{where}: rank {failed[0]} failed: {failed[1]}")
