@@ -19,11 +19,12 @@ sys.path.insert(0, str(PAGE.parent.parent))  # the nets are those of the tests
 from halocline.byhand import plan_by_hand  # noqa: E402
 from halocline.capture import capture  # noqa: E402
 from halocline.graph import Node  # noqa: E402
+from halocline.lowering import lower  # noqa: E402
 from halocline.mesh import prime_mesh  # noqa: E402
 from halocline.ops import rule_for  # noqa: E402
 from halocline.ops.fallback import Replicated  # noqa: E402
 from halocline.placement import Placement  # noqa: E402
-from halocline.program import Fetch, Program, lower  # noqa: E402
+from halocline.program import Fetch, Program  # noqa: E402
 from tests.nets_public import PUBLIC  # noqa: E402
 
 RANKS = 3

@@ -16,12 +16,13 @@ from torch import Tensor
 from halocline.comm.comm import Comm
 from halocline.comm.threads import run_threads
 from halocline.graph import Graph, TensorType
+from halocline.lowering import lower
 from halocline.mesh import Mesh, prime_mesh
 from halocline.ops import rule_for
 from halocline.ops.call_op import bound, node_of
 from halocline.ops.rule import RULES, Example, Noise, Rule
 from halocline.placement import Placement, Plan
-from halocline.program import Program, lower
+from halocline.program import Program
 from halocline.runtime import Runner
 
 RTOL, ATOL = 1e-9, 1e-11

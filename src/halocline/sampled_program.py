@@ -6,10 +6,11 @@ from functools import cached_property
 
 from .cost.sampled import Sampled
 from .graph import Graph, Node
+from .lowering import Lowering
 from .ops import rule_for
 from .ops.rule import AdditiveRule
 from .placement import Placement, Plan
-from .program import Fetch, Program, _Lowering
+from .program import Fetch, Program
 from .region import Region
 from .transfer import Route, Transfer
 
@@ -73,7 +74,7 @@ def sampled_program(graph: Graph, plan: Plan, ranks: tuple[int, ...], wanted: fr
     return _Sampling(SampledPlacement(graph, plan), wanted, ranks).program()
 
 
-class _Sampling(_Lowering):
+class _Sampling(Lowering):
     def __init__(self, placement: SampledPlacement, wanted: frozenset[str], ranks: tuple[int, ...]) -> None:
         super().__init__(placement, wanted, "auto")
         self.ranks = ranks

@@ -21,12 +21,13 @@ from .comm.connect import connect
 from .errors import PlanError, StepError
 from .exchange import Mover
 from .graph import Graph, TensorType
+from .lowering import lower
 from .mesh import Mesh, prime_mesh
 from .notice import notice
 from .ops.rule import Noise
 from .placement import Placement, Plan
 from .prepared import Owed, Prepared
-from .program import Program, lower
+from .program import Program
 from .region import Region
 from .runtime import Runner, Tape
 from .tracing import tensors_in

@@ -17,12 +17,12 @@ from .cost.sampled import even_split, output_layout_of, sample_ranks
 from .cost.work import Kept, kept, partial_bytes
 from .graph import Graph, Node
 from .layout import DimSplit, Layout
+from .lowering import BUCKET_BYTES
 from .mesh import Mesh
 from .ops import rule_for
 from .ops.rule import AdditiveRule, Reduction, Rule, StagedRule
 from .placement import Split, box
 from .problem import Edge, Variable, first_wants
-from .program import BUCKET_BYTES
 from .region import Region
 
 

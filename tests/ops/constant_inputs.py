@@ -8,10 +8,10 @@ from torch import Tensor
 from halocline.comm.comm import Comm
 from halocline.comm.threads import run_threads
 from halocline.graph import Graph, Node, TensorType
+from halocline.lowering import lower
 from halocline.mesh import Mesh
 from halocline.ops.rule import Noise
 from halocline.placement import Placement, Plan
-from halocline.program import lower
 from halocline.runtime import Runner
 
 from .fixed_split import node_for

@@ -6,12 +6,12 @@ from typing import Any
 from torch import Tensor
 
 from halocline.graph import Graph, Node, TensorType
+from halocline.lowering import lower
 from halocline.mesh import Mesh
 from halocline.ops import rule_for
 from halocline.ops.call_op import bound, node_of
 from halocline.ops.rule import Example
 from halocline.placement import Placement, Plan
-from halocline.program import lower
 from halocline.region import Interval, Region
 from tests.contract import Config, check
 

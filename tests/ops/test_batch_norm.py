@@ -11,12 +11,12 @@ from halocline.comm.comm import Comm
 from halocline.comm.threads import run_threads
 from halocline.errors import PlanError
 from halocline.graph import Graph
+from halocline.lowering import lower
 from halocline.mesh import Mesh
 from halocline.ops import rule_for
 from halocline.ops.channels import standardised, through_statistics
 from halocline.ops.rule import Noise
 from halocline.placement import Placement, Plan
-from halocline.program import lower
 from halocline.runtime import Runner
 
 from .fixed_split import node_for

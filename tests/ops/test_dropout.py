@@ -9,11 +9,11 @@ from torch import Tensor
 from halocline.comm.comm import Comm
 from halocline.comm.threads import run_threads
 from halocline.graph import Graph, Node
+from halocline.lowering import lower
 from halocline.mesh import Mesh
 from halocline.ops.dropout import keep_mask, mask_key
 from halocline.ops.rule import Noise
 from halocline.placement import Placement, Plan
-from halocline.program import lower
 from halocline.region import Region
 from halocline.runtime import Runner
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ..graph import Graph, Node
+from ..lowering import BUCKET_BYTES
 from ..mesh import Mesh
 from ..ops import rule_for
 from ..ops.rule import Reduction, StagedRule
 from ..placement import Plan
-from ..program import BUCKET_BYTES
 from .collective import allreduce_s, gather_along_axes_s
 from .gradients import carrying, overwriting, trained, wanted_inputs
 from .local_times import LocalCall, LocalTimes

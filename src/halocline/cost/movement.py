@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from ..graph import Node
 from ..layout import Layout
+from ..lowering import CORRECT_BYTES
 from ..mesh import Mesh
 from ..ops import rule_for
 from ..ops.rule import AdditiveRule
-from ..program import CORRECT_BYTES
 from ..region import Region
 from .collective import allreduce_s
 from .machine import Machine

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..layout import DimSplit, Layout
+from ..lowering import CORRECT_BYTES
 from ..mesh import Mesh
-from ..program import CORRECT_BYTES
 from ..region import Region, balanced
 from .collective import allreduce_s
 from .machine import Machine
