@@ -157,7 +157,7 @@ MONAI: dict[str, PublicNet] = {
         monai("SegResNetVAE", (32, 40), **plane(init_filters=8, blocks_down=(1, 1, 1), blocks_up=(1, 1))),
         (1, 1, 32, 40),
     ),
-    "VNet": PublicNet(monai("VNet", **plane(dropout_dim=2)), (1, 1, 48, 32), "places"),
+    "VNet": PublicNet(monai("VNet", **plane(dropout_dim=2, dropout_prob_up=(0.0, 0.0))), (1, 1, 48, 32), "places"),
     "AttentionUnet": PublicNet(
         monai("AttentionUnet", **plane(channels=(4, 8, 12), strides=(2, 2))), (1, 1, 44, 36), "places", ranks=3
     ),
