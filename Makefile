@@ -22,7 +22,8 @@ lint: .venv/installed-dev
 	$(BIN)/mypy
 
 .venv/bin/python:
-	$(PYTHON) -c 'import sys; sys.exit("halocline needs Python 3.11 or later; say which: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		(echo "halocline needs Python 3.11 or later. Say which: make PYTHON=python3.11 ..." >&2; exit 1)
 	$(PYTHON) -m venv .venv
 
 # The pinned torch first: then nothing that is installed later can bring another.
