@@ -20,7 +20,7 @@ ORDER = """
     cost elimination budget candidates problem sampled_program tables paper_search search auto
     agreement notice runtime prepared step verify
     data models feed train
-    simulate planning scaling report bench
+    simulate planning scaling report bench fuzz
     cli
 """.split()
 
