@@ -15,6 +15,8 @@ from torch import nn
 
 from .watched import is_simple
 
+IGNORED = ("training", "_torchdynamo")  # modes are looked at elsewhere; what torch.compile notes differs by process
+
 
 class CodeState:
     """Attributes, methods and hooks at one time. Equal ones are the same to the model's code."""
@@ -73,10 +75,10 @@ def _hooks(module: nn.Module) -> Sequence[dict[int, Callable[..., Any]]]:
 
 
 def _of(module: nn.Module) -> list[tuple[str, Any]]:
-    """What decides what the module's code does, by name; `training` is looked at elsewhere."""
+    """What decides what the module's code does, by name."""
     found = [
         (name, value)
         for name, value in module.__dict__.items()
-        if name != "training" and (is_simple(value) or isinstance(value, FunctionType | MethodType | partial))
+        if not name.startswith(IGNORED) and (is_simple(value) or isinstance(value, FunctionType | MethodType | partial))
     ]
     return found + [("hook", hook) for hooks in _hooks(module) for hook in hooks.values()]

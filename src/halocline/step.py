@@ -105,6 +105,9 @@ class Step(nn.Module):
         comm: Comm, mesh: Mesh | None, noise: Noise,
     ) -> None:  # fmt: skip
         super().__init__()
+        # `torch.compile(step)` runs the step as it is: it cannot see into the communication.
+        if not hasattr(Step.forward, "_torchdynamo_disable"):
+            Step.forward = torch.compiler.disable(Step.forward)  # type: ignore[method-assign]
         if statistics not in ("global", "spatial", "local"):
             raise StepError(f'statistics="{statistics}": batch norm knows "global", "spatial" and "local"')
         self.model = model
@@ -122,6 +125,12 @@ class Step(nn.Module):
         self._pending: dict[Owed, Tensor] = {}  # this rank's part of them, where it has one
         self._sums = True
         together(comm, "weights", lambda: agree(comm, {"model and weights": fingerprint(self._whole())}))
+
+    def __deepcopy__(self, memo: Any) -> "Step":
+        raise StepError(
+            "a step cannot be copied: it holds the connections to the other ranks. Copy its model, `step.model`, and "
+            "parallelize the copy if it is to run split too."
+        )
 
     def _whole(self) -> nn.Module:
         return nn.ModuleDict({"model": self.model} | ({"loss": self.loss} if isinstance(self.loss, nn.Module) else {}))
