@@ -122,6 +122,11 @@ def pair_costs(
         _along_dim(owners, splits, which, intervals[:, dim, 0], intervals[:, dim, 1], over_masks)
         for dim, (splits, which) in enumerate(owners.distinct)
     ]
+    if not dims:  # a scalar, which every rank holds
+        nothing = np.zeros((len(owners.layouts), len(needs)))
+        back_s = nothing + _replica_sums(owners, over_masks) if carries else nothing
+        here = np.ones(nothing.shape, dtype=np.bool_)
+        return Pairs(nothing, back_s, here, here, ~here, nothing + owners.itemsize)
     size = np.array([need.size for need in needs], dtype=np.float64)
     in_place = np.logical_and.reduce([dim.same for dim in dims]) | (size[None, :] == 0)
     messages, there, handling = _moving(

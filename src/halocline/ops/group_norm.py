@@ -16,6 +16,13 @@ from .moments import local_moments, merge_moments
 from .rule import Call, Example, Reduction, Signature, StagedRule, Stages, index_names, register, torch_op
 
 
+def _for_kernel(x: Tensor) -> Tensor:
+    """`x` in the memory order that torch's kernel takes its strides for, which dims of size 1 make ambiguous."""
+    x = dense_like(x, x)
+    order = torch._prims_common.suggest_memory_format(x)
+    return x if x.is_contiguous(memory_format=order) else x.contiguous(memory_format=order)
+
+
 @dataclass(frozen=True)
 class Saved:
     """What the backward pass needs: the input itself, its scale [1, C], and statistics [N, C]."""
@@ -109,7 +116,7 @@ class GroupNorm(StagedRule):
                 buffer.copy_(buffer * (1 - momentum) + momentum * value)
 
     def _forward_whole(self, call: Call, inputs: Sequence[Tensor]) -> Stages:
-        x, weight, bias = dense_like(inputs[0], inputs[0]), call.given(inputs, "weight"), call.given(inputs, "bias")
+        x, weight, bias = _for_kernel(inputs[0]), call.given(inputs, "weight"), call.given(inputs, "bias")
         groups = self.groups(call.node)
         sizes = (*x.shape[:2], prod(x.shape[2:]), groups)
         yield x.new_zeros(3, x.shape[0], groups, dtype=torch.float64)
