@@ -104,3 +104,26 @@ def test_outputs_keep_what_is_no_tensor(form: str) -> None:
         assert type(output) is type(expected)
         for mine, other in zip(*map(torch.utils._pytree.tree_leaves, (output, expected)), strict=True):
             assert torch.allclose(mine, other) if isinstance(other, Tensor) else mine == other
+
+
+class InstallsHooks(nn.Module):
+    """As transformers does: on its first pass it hooks a layer, to collect what that returns."""
+
+    installed = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 2, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.installed:
+            self.conv.register_forward_hook(lambda module, args, output: output * 2)
+            self.installed = True
+        return self.conv(x)
+
+
+def test_hooks_that_the_forward_pass_installs_are_installed_once() -> None:
+    model, x = InstallsHooks(), torch.randn(1, 2, 5, 5)
+    graphs = [str(capture(model, None, (x,))[0]) for _ in range(3)]
+    assert graphs[0].count("= mul(") == 1 and len(set(graphs)) == 1
+    torch.testing.assert_close(model(x), 2 * nn.functional.conv2d(x, model.conv.weight, model.conv.bias, padding=1))

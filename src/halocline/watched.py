@@ -158,8 +158,13 @@ class _Noticed:
 
 @contextmanager
 def _hooks_noticed(model: nn.Module) -> Iterator[None]:
-    """What a forward hook returns is in the graph. One that only looks on would look once, backward hooks never."""
+    """What a forward hook returns is in the graph. One that only looks on would look once, backward hooks never.
+
+    Hooks that the forward pass itself installs are taken off again, as attributes are put back: it installs them anew.
+    """
     noticed: list[tuple[dict[int, Any], int, _Noticed]] = []
+    all_hooks = [hooks for module in model.modules() for hooks in (module._forward_pre_hooks, module._forward_hooks)]
+    installed = [(hooks, set(hooks)) for hooks in all_hooks]
     for path, module in model.named_modules():
         if module._backward_hooks or module._backward_pre_hooks:
             raise CaptureError(
@@ -177,6 +182,9 @@ def _hooks_noticed(model: nn.Module) -> Iterator[None]:
     finally:
         for hooks, key, wrapper in noticed:
             hooks[key] = wrapper.hook
+        for hooks, keys in installed:
+            for key in set(hooks) - keys:
+                del hooks[key]
     for _, _, wrapper in noticed:
         if wrapper.called and not wrapper.returned:
             raise CaptureError(
