@@ -70,15 +70,28 @@ def test_ranks_that_were_started_already_are_used():
     assert done.returncode == 2 and "--ranks 3, but mpiexec started 2 ranks" in done.stderr
 
 
-@pytest.mark.parametrize("transport", ["mpi", "gloo"])
-def test_an_error_is_told_once_and_ends_all_ranks(transport):
+@pytest.mark.parametrize(
+    ("transport", "arguments", "text"),
+    [
+        ("mpi", [*MINI, "--plan", "h=3"], "plan `h=3` does not"),
+        ("gloo", ["FILE:net"], "rank 1 stopped at loading"),
+    ],
+)
+def test_an_error_is_told_once_and_ends_all_ranks(tmp_path, transport, arguments, text):
+    (tmp_path / "own.py").write_text(
+        "import os\nfrom torch import nn\n\n\n"
+        "def net():\n"
+        "    if os.environ['RANK'] == '1':\n        raise OSError('the disc is gone')\n"
+        "    return nn.Conv2d(1, 1, 3)\n"
+    )
+    arguments = [argument.replace("FILE", str(tmp_path / "own.py")) for argument in arguments]
     start_s = time.monotonic()
     done = subprocess.run(
-        [*HALOCLINE, "verify", *MINI, "--ranks", "2", "--plan", "h=3"],
+        [*HALOCLINE, "verify", *arguments, "--ranks", "2"],
         cwd=ROOT, env=ENVIRONMENT | {"HALOCLINE_TRANSPORT": transport}, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 1 and done.stdout == ""
-    assert done.stderr.count("halocline: ") == 1 and "h=3" in done.stderr and "Traceback" not in done.stderr
+    assert done.stderr.count("halocline: ") == 1 and text in done.stderr and "Traceback" not in done.stderr
     assert time.monotonic() - start_s < 60
 
 

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import click
 
-from halocline.cli.ranks import interrupted
+from halocline.cli.ranks import DEBUG, interrupted
 
 COMMANDS = ("train", "verify", "plan", "calibrate", "simulate", "bench", "fuzz", "run")
 
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except (click.Abort, KeyboardInterrupt):
         interrupted()
     except Exception as error:
-        if os.environ.get("HALOCLINE_DEBUG") == "1":
+        if os.environ.get(DEBUG) == "1":
             traceback.print_exc()
         else:
             print(f"halocline: {paragraph(error)}", file=sys.stderr)

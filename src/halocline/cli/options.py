@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from halocline.comm.comm import Comm
     from halocline.models.zoo import Entry
     from halocline.step import PlanSpec
 
@@ -75,22 +77,45 @@ def plan_of(text: str) -> "PlanSpec":
     return Plan.from_json(content)
 
 
-def entry_of(model: str, seed: int) -> "Entry":
-    """The entry of MODEL; what its file draws at random while it is read is the same on every rank."""
+@dataclass(frozen=True)
+class Loaded:
+    """What MODEL and its options stand for, on this rank."""
+
+    entry: "Entry"
+    net: "nn.Module"
+    plan: "PlanSpec"
+    size: int
+    batch: int
+
+
+def load_on(
+    comm: "Comm",
+    model: str,
+    plan: str,
+    size: int | None,
+    width: float,
+    batch: int | None,
+    dtype: "torch.dtype",
+    seed: int,
+) -> Loaded:
+    """Reads the files that MODEL and PLAN name and builds the net, with the weights of `seed`.
+
+    Raises HaloclineError, on every rank, where one of them fails, or for a size that the model cannot have.
+    """
     import torch
 
+    from halocline.agreement import together
     from halocline.models.zoo import load
 
-    torch.manual_seed(seed)
-    return load(model)
+    def made() -> Loaded:
+        torch.manual_seed(seed)  # a file may draw its weights when it is read
+        entry = load(model)
+        samples, wide = batch or entry.batch_size or 1, size or entry.size or 0
+        torch.manual_seed(seed)
+        try:
+            net = entry.build(wide, width).to(dtype)
+        except ValueError as error:
+            raise HaloclineError(str(error)) from error
+        return Loaded(entry, net, plan_of(plan), wide, samples)
 
-
-def build(entry: "Entry", size: int, width: float, dtype: "torch.dtype", seed: int) -> "nn.Module":
-    """The entry's model with the weights of `seed`. Raises HaloclineError for a size that the model cannot have."""
-    import torch
-
-    torch.manual_seed(seed)
-    try:
-        return entry.build(size, width).to(dtype)
-    except ValueError as error:
-        raise HaloclineError(str(error)) from error
+    return together(comm, f"loading {model}", made)

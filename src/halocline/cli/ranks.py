@@ -2,7 +2,8 @@
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
@@ -13,6 +14,7 @@ from halocline.errors import CommError, HaloclineError
 if TYPE_CHECKING:
     from halocline.comm.comm import Comm
 
+DEBUG = "HALOCLINE_DEBUG"
 INTERRUPTED = 130
 SHOW_CURSOR = "\x1b[?25h"
 _joined: "Comm | None" = None
@@ -47,16 +49,30 @@ def joined() -> Iterator["Comm"]:
     from halocline.comm.connect import connect
 
     comm = _joined = connect()
+    if os.environ.get(DEBUG) == "1":
+        comm.fail = _with_traceback(comm.fail)  # type: ignore[assignment, method-assign]
     try:
         yield comm
     except Exception as error:
         # What stops every rank at once is told by the first; the rest stops one, which must tell the others.
         if isinstance(error, HaloclineError) and not isinstance(error, CommError):
             if comm.rank != 0:
+                if os.environ.get(DEBUG) == "1":
+                    traceback.print_exc()
                 sys.exit(1)
         else:
             comm.fail(f"{type(error).__name__}: {error}")
         raise
+
+
+def _with_traceback(fail: Callable[[str], None]) -> Callable[[str], None]:
+    """`fail`, which may end this process before anyone else can show where the error comes from."""
+
+    def told(reason: str) -> None:
+        traceback.print_exc()
+        fail(reason)
+
+    return told
 
 
 def interrupted() -> NoReturn:

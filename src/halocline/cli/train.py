@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from halocline.cli.options import build, dtype_of, dtype_option, entry_of, model_options, plan_of
+from halocline.cli.options import dtype_of, dtype_option, load_on, model_options
 from halocline.cli.ranks import joined, relaunched
 from halocline.errors import HaloclineError
 
 if TYPE_CHECKING:
     from halocline.comm.comm import Comm
+    from halocline.train import Agreement
 
 LR = {"sgd": 1e-2, "adam": 1e-3}
-HELD_OUT_SAMPLES = 8
+HELD_OUT = 8  # meshes
 AVERAGED = 10  # steps at both ends over which the loss is averaged, since batches differ
 
 
@@ -68,63 +69,83 @@ def train_on(comm: "Comm", wish: Wish) -> int:
     from halocline.step import parallelize
     from halocline.train import Exam, Recipe, Twin, train
 
-    entry, dtype, plan = entry_of(wish.model, wish.seed), dtype_of(wish.dtype), plan_of(wish.plan)
-    if entry.loss is None:
+    dtype, first = dtype_of(wish.dtype), comm.rank == 0
+    job = load_on(comm, wish.model, wish.plan, wish.size, wish.width, wish.batch, dtype, wish.seed)
+    if job.entry.loss is None:
         raise HaloclineError(f"{wish.model}: its factory returns no loss; let it return (model, loss, batch)")
-    size, batch = wish.size or entry.size or 0, wish.batch or entry.batch_size or 1
-    net = build(entry, size, wish.width, dtype, wish.seed)
-    feed = feed_of(entry, size, batch, wish.samples, dtype, wish.seed)
-    step = parallelize(net, entry.loss(), feed.like(), plan, comm=comm, seed=wish.seed)
     recipe = Recipe(wish.optimizer, LR[wish.optimizer] if wish.lr is None else wish.lr)
-
-    first = comm.rank == 0
-    out, error = consoles(wish.columns)
-    middle = comm.size // 2
-    found = rows(step.program, middle) if first else []
-    if first and not wish.as_json:
-        count, transport = sum(p.numel() for p in net.parameters()), f"{comm.size} ranks ({comm.name})"
-        shapes = ", ".join("x".join(map(str, x.shape)) for x in feed.like())
-        out.print(f"[bold]{wish.model}[/] ({count:,} parameters, {wish.dtype}), batch {shapes}, {wish.optimizer} at "
-                  f"{recipe.lr:g}\nplan [cyan]{wish.plan}[/] on {transport}\n", highlight=False)  # fmt: skip
-        out.print(table(found, middle))
-        out.print()
-
+    feed = feed_of(job.entry, job.size, job.batch, wish.samples, dtype, wish.seed)
+    step = parallelize(job.net, job.entry.loss(), feed.like(), job.plan, comm=comm, seed=wish.seed)
     exam = None
     if wish.model in MESHES:
-        held_out = feed_of(entry, size, batch, max(HELD_OUT_SAMPLES, batch), dtype, wish.seed + 1)
-        exam = Exam(net, held_out, -(-HELD_OUT_SAMPLES // batch), plan, comm)
+        meshes = max(HELD_OUT, job.batch)
+        held_out = feed_of(job.entry, job.size, job.batch, meshes, dtype, wish.seed + 1)
+        exam = Exam(job.net, held_out, -(-HELD_OUT // job.batch), job.plan, comm)
+
+    out, error = consoles(wish.columns)
+    middle = comm.size // 2
+    layers = rows(step.program, middle) if first else []
+    count = sum(p.numel() for p in job.net.parameters())
+    if first and not wish.as_json:
+        shapes = ", ".join("x".join(map(str, x.shape)) for x in feed.like())
+        out.print(f"[bold]{wish.model}[/] ({count:,} parameters, {wish.dtype}), batch {shapes}, {wish.optimizer} at "
+                  f"{recipe.lr:g}", highlight=False)  # fmt: skip
+        out.print(f"plan [cyan]{wish.plan}[/] on {comm.size} ranks ({comm.name})\n", highlight=False)
+        out.print(table(layers, middle))
+        out.print()
+
     scores = [exam.average_precision()] if exam else []
     twin = Twin(step, feed) if wish.check and first else None
-
     training, done = train(step, feed, recipe, wish.steps, twin), []
     for trained in shown(training, wish.steps, error if wish.as_json else out, error) if first else training:
         done.append(trained)
     scores += [exam.average_precision()] if exam else []
-    losses = [trained.loss for trained in done]
     agreement = twin.agreement() if twin is not None else None
 
-    step_s = statistics.median(trained.step_s for trained in done)
-    ends = statistics.fmean(losses[:AVERAGED]), statistics.fmean(losses[-AVERAGED:])
+    outcome = Outcome([trained.loss for trained in done], [trained.step_s for trained in done], scores, agreement)
     if first and wish.as_json:
         document = {
-            "model": wish.model, "parameters": sum(p.numel() for p in net.parameters()), "dtype": wish.dtype,
-            "ranks": comm.size, "transport": comm.name, "plan": wish.plan, "size": size, "width": wish.width,
-            "batch": batch, "optimizer": wish.optimizer, "lr": recipe.lr, "steps": wish.steps,
-            "layers": [dataclasses.asdict(row) for row in found], "losses": losses, "step_s": step_s,
-            "average_precision": {"start": scores[0], "end": scores[1]} if scores else None,
-            "check": agreement and {
-                "passed": agreement.passed, "tolerance": agreement.tolerance, "loss": agreement.loss,
-                "gradients": agreement.gradients, "buffers": agreement.buffers,
-            },
+            "model": wish.model, "parameters": count, "dtype": wish.dtype, "ranks": comm.size, "transport": comm.name,
+            "plan": wish.plan, "size": job.size, "width": wish.width, "batch": job.batch, "optimizer": wish.optimizer,
+            "lr": recipe.lr, "steps": wish.steps, "layers": [dataclasses.asdict(row) for row in layers],
         }  # fmt: skip
-        print(json.dumps(document))
+        print(json.dumps(document | outcome.document()))
     elif first:
-        out.print(f"\nloss {ends[0]:.4f} -> {ends[1]:.4f} (means of the first and last {min(AVERAGED, wish.steps)} "
-                  f"steps), {step_s:.3f} s per step", highlight=False)  # fmt: skip
-        if scores:
-            out.print(f"average precision on {HELD_OUT_SAMPLES} held-out meshes {scores[0]:.3f} -> {scores[1]:.3f}",
-                      highlight=False)  # fmt: skip
-        if agreement is not None:
-            out.print(str(agreement), style="green" if agreement.passed else "red", highlight=False)
+        out.print()
+        for line in outcome.lines():
+            out.print(line, style="red" if line.startswith("DOES NOT") else None, highlight=False)
     passed = comm.all_gather_object(agreement is None or agreement.passed)
     return 0 if all(passed) else 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What came out of training."""
+
+    losses: list[float]
+    step_s: list[float]
+    scores: list[float]  # average precision at the start and at the end, for mesh-tangling nets
+    agreement: "Agreement | None"
+
+    def document(self) -> dict[str, Any]:
+        found = self.agreement
+        return {
+            "losses": self.losses, "step_s": statistics.median(self.step_s),
+            "average_precision": {"start": self.scores[0], "end": self.scores[1]} if self.scores else None,
+            "check": found and {
+                "passed": found.passed, "tolerance": found.tolerance, "loss": found.loss,
+                "gradients": found.gradients, "buffers": found.buffers,
+            },
+        }  # fmt: skip
+
+    def lines(self) -> list[str]:
+        averaged = min(AVERAGED, max(1, len(self.losses) // 2))
+        start, end = statistics.fmean(self.losses[:averaged]), statistics.fmean(self.losses[-averaged:])
+        lines = [
+            f"loss {start:.4f} -> {end:.4f} (means of the first and last {averaged} steps), "
+            f"{statistics.median(self.step_s):.3f} s per step"
+        ]
+        if self.scores:
+            before, after = self.scores
+            lines.append(f"average precision on held-out meshes {before:.3f} -> {after:.3f}")
+        return lines + ([str(self.agreement)] if self.agreement else [])

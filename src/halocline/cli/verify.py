@@ -5,7 +5,7 @@ import json
 
 import click
 
-from halocline.cli.options import build, dtype_of, dtype_option, entry_of, model_options, plan_of
+from halocline.cli.options import dtype_of, dtype_option, load_on, model_options
 from halocline.cli.ranks import joined, relaunched
 
 SAMPLES = 4  # enough for a batch to be one; verifying takes the memory of one process
@@ -42,15 +42,15 @@ def command(
     from halocline.verify import verify
 
     with joined() as comm:
-        entry = entry_of(model, seed)
-        size, batch = size or entry.size or 0, batch or min(entry.batch_size or 1, SAMPLES)
-        net = build(entry, size, width, dtype_of(dtype), seed)
-        whole = feed_of(entry, size, batch, batch, dtype_of(dtype), seed).whole(0)
-        report = verify(net, entry.loss() if entry.loss else None, whole, plan_of(plan), comm=comm, tolerance=tolerance)
+        job = load_on(comm, model, plan, size, width, batch, dtype_of(dtype), seed)
+        samples = job.batch if batch else min(job.batch, SAMPLES)
+        whole = feed_of(job.entry, job.size, samples, samples, dtype_of(dtype), seed).whole(0)
+        loss = job.entry.loss() if job.entry.loss else None
+        report = verify(job.net, loss, whole, job.plan, comm=comm, tolerance=tolerance)
         if comm.rank == 0 and as_json:
             document = {
                 "model": model, "ranks": comm.size, "transport": comm.name, "plan": plan, "dtype": dtype,
-                "size": size, "width": width, "batch": batch,
+                "size": job.size, "width": width, "batch": samples,
                 "passed": report.passed, "tolerance": report.tolerance, "first_difference": report.first_difference,
                 "deviations": [dataclasses.asdict(deviation) for deviation in report.deviations],
             }  # fmt: skip
