@@ -14,7 +14,7 @@ demo: .venv/installed
 		--steps 300 --lr 1e-2 --dtype fp64 --check
 
 test: .venv/installed-dev
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest  # most tests run several ranks, as threads or processes
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check
