@@ -32,6 +32,7 @@ class Plan:
     made_for: str = ""  # what the graph it was made for looks like; empty: any graph with these names
     seconds: float | None = None  # of a step, as predicted
     memory_bytes: int | None = None  # of the fullest rank, as predicted
+    recompute: tuple[tuple[str, ...], ...] = ()  # segments of nodes that forget what they made until the backward pass
 
     def to_json(self) -> str:
         document = {
@@ -45,6 +46,7 @@ class Plan:
             "inputs": {
                 name: {str(dim): list(axes) for dim, axes in dims.items()} for name, dims in self.inputs.items()
             },
+            "recompute": [list(names) for names in self.recompute],
             "splits": {
                 name: {index: list(axes) for index, axes in split.items()} for name, split in self.splits.items()
             },
@@ -67,6 +69,7 @@ class Plan:
                 str(document.get("made_for", "")),
                 document.get("predicted_seconds"),
                 document.get("predicted_memory_bytes"),
+                tuple(tuple(map(str, names)) for names in document.get("recompute", ())),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise PlanError(f"plan file: not a halocline plan ({type(error).__name__}: {error})") from error
@@ -77,6 +80,7 @@ class Plan:
 
         lines = [f"mesh {self.mesh} ({self.origin})"]
         lines += [f"input {name}: {show(dims)}" for name, dims in self.inputs.items()]
+        lines += [f"recompute: {' '.join(names)}" for names in self.recompute]
         return "\n".join(lines + [f"{name}: {show(split)}" for name, split in self.splits.items()])
 
 

@@ -101,9 +101,22 @@ class WaitSum:
     bucket: Bucket
 
 
+@dataclass(frozen=True)
+class Again:
+    """From here on instructions of the forward pass run again, for these nodes, and keep what backward needs."""
+
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Once:
+    """The end of what `Again` began."""
+
+
 Instruction: TypeAlias = (
     Start | Wait | Compute | Reduce | Free | Gradient | GradientReduce | StartAdjoint | WaitAdjoint | StartSum | WaitSum
-)
+    | Again | Once
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -123,6 +136,8 @@ class Program:
     differentiable: frozenset[str]
     forward: tuple[Instruction, ...]
     backward: tuple[Instruction, ...]
+    recomputed: frozenset[str] = frozenset()  # the nodes that keep nothing in the forward pass and run again
+    kept: frozenset[str] = frozenset()  # the values that these read, and that stay until then
 
     @property
     def graph(self) -> Graph:
@@ -140,7 +155,9 @@ class Program:
                 return f"  {name} {node}.{stage} {kind} over {'*'.join(axes) or 'nothing'}"
             case Compute(node, stage):
                 return f"  {name} {node}.{stage}"
-            case Free(names):
+            case Free(names) | Again(names):
                 return f"  {name} {' '.join(names)}"
             case StartSum(bucket) | WaitSum(bucket):
                 return f"  {name} {bucket.number} over {'*'.join(bucket.axes)}: {' '.join(bucket.leaves)}"
+            case Once():
+                return f"  {name}"

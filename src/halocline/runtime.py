@@ -16,12 +16,14 @@ from .ops import rule_for
 from .ops.moments import merge_moments
 from .ops.rule import AdditiveRule, Call, Grads, Noise, Rule, StagedRule
 from .program import (
+    Again,
     Bucket,
     Compute,
     Free,
     Gradient,
     GradientReduce,
     Instruction,
+    Once,
     Program,
     Reduce,
     Start,
@@ -50,6 +52,8 @@ class Tape:
     sums: dict[int, tuple[Handle, list[tuple[int, ...]], Tensor]] = field(default_factory=dict)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     number: int = 0  # of the step
+    leaves: dict[str, Tensor] = field(default_factory=dict)  # as they were, where something is recomputed
+    again: bool = False  # whether the forward pass of a segment runs a second time
     spent: bool = False
     keep: bool = False  # whether values outlive their last reader
 
@@ -65,6 +69,7 @@ class Bound:
     apart: str | None  # the fetch whose boxes stay apart
     sums: tuple[tuple[str, ...], ...]  # for each input that is a leaf, the axes over which its gradient is summed
     casts: tuple[tuple[torch.dtype, torch.dtype] | None, ...]  # for each leaf that is read in another dtype: both
+    passing: Call | None  # the call that keeps nothing, where the node will run again
 
     def inputs(self, tape: Tape, first: int = 0) -> list[Tensor]:
         """What this rank reads, from the input `first` on."""
@@ -76,7 +81,7 @@ class Runner:
     """One rank's interpreter of a program: everything that does not change from step to step is worked out once."""
 
     def __init__(self, program: Program, comm: Comm, noise: Noise) -> None:
-        self.program, self.comm, self.mesh = program, comm, program.placement.mesh
+        self.program, self.comm, self.mesh, self.noise = program, comm, program.placement.mesh, noise
         self.channels_last = program.placement.plan.memory_format == "channels_last"
         self.movers = {
             key: Mover(fetch.transfer, comm.rank, self.channels_last) for key, fetch in program.fetches.items()
@@ -95,6 +100,8 @@ class Runner:
             WaitAdjoint: self._wait_adjoint,
             StartSum: self._start_sum,
             WaitSum: self._wait_sum,
+            Again: self._again,
+            Once: self._once,
         }
         self.forward_list = [(self._do[type(step)], step) for step in program.forward]
         self.backward_list = [(self._do[type(step)], step) for step in program.backward]
@@ -116,7 +123,10 @@ class Runner:
             (self.program.graph.types[name].dtype, type.dtype) for name, type in zip(node.inputs, node.input_types)
         ]
         casts = tuple(None if leaf == read else (leaf, read) for leaf, read in dtypes)
-        return Bound(node, rule, call, self.program.feeds[node.name], self.program.apart.get(node.name), sums, casts)
+        recomputed = node.name in self.program.recomputed
+        passing = replace(call, wanted=(False,) * len(wanted)) if recomputed else None
+        feeds, apart = self.program.feeds[node.name], self.program.apart.get(node.name)
+        return Bound(node, rule, call, feeds, apart, sums, casts, passing)
 
     @torch.no_grad()
     def forward(self, values: Mapping[str, Tensor], keep: bool = False) -> tuple[list[Tensor], Tape]:
@@ -124,7 +134,11 @@ class Runner:
 
         With `keep` the tape holds this rank's part of every value afterwards, to be looked at.
         """
-        tape = Tape(values=dict(values), keep=keep, device=next(iter(values.values())).device)
+        tape = Tape(values=dict(values), keep=keep, device=next(iter(values.values())).device, number=self.noise.step)
+        if self.program.recomputed:
+            buffers = self.program.graph.buffers
+            leaves = self.program.graph.replicated
+            tape.leaves = {name: values[name].clone() if name in buffers else values[name] for name in leaves}
         if self.channels_last:
             for name in self.program.graph.inputs:
                 tape.values[name] = channels_last(tape.values[name])
@@ -135,7 +149,7 @@ class Runner:
             values[buffer].copy_(tape.values[value])
         outputs = [tape.values[name] for name in graph.outputs]
         if not keep:
-            tape.values.clear()
+            tape.values = {name: tape.values[name] for name in self.program.kept}
         return outputs, tape
 
     @torch.no_grad()
@@ -183,12 +197,12 @@ class Runner:
                 like = torch.empty(bound.call.writes.shape, dtype=bound.node.type.dtype, device=tape.device)
                 tape.values[step.node] = like
                 return
-            call = replace(bound.call, overwrite=False) if tape.keep else bound.call
+            call = replace(self._call(tape, bound), overwrite=False) if tape.keep else self._call(tape, bound)
             output, saved = bound.rule.forward(call, bound.inputs(tape))
         else:
             if step.stage == 0:
                 inputs = bound.inputs(tape)
-                tape.stages[step.node] = bound.rule.forward_stages(bound.call, inputs)
+                tape.stages[step.node] = bound.rule.forward_stages(self._call(tape, bound), inputs)
             done = self._advance(tape, step)
             if done is None:
                 return
@@ -196,6 +210,19 @@ class Runner:
         tape.values[step.node] = output
         if saved is not None:
             tape.saved[step.node] = saved
+
+    def _call(self, tape: Tape, bound: Bound) -> Call:
+        """The call, which keeps what the backward pass needs unless it will run again before that."""
+        return bound.call if tape.again or bound.passing is None else bound.passing
+
+    def _again(self, tape: Tape, step: Again) -> None:
+        tape.again, tape.number, self.noise.step = True, self.noise.step, tape.number  # draws what it drew then
+        tape.values |= tape.leaves
+
+    def _once(self, tape: Tape, step: Once) -> None:
+        tape.again, tape.number, self.noise.step = False, self.noise.step, tape.number
+        for name in tape.leaves:
+            tape.values.pop(name, None)
 
     def _gradient(self, tape: Tape, step: Gradient) -> None:
         bound = self.bound[step.node]
@@ -218,20 +245,23 @@ class Runner:
 
     def _compute_apart(self, tape: Tape, step: Compute, bound: Bound, fetch: str) -> None:
         """Stage 0: what the owned block gives. Stage 1: what the boxes of others add to it."""
-        rule, call, mover = bound.rule, bound.call, self.movers[fetch]
+        rule, call, mover = bound.rule, self._call(tape, bound), self.movers[fetch]
         assert isinstance(rule, AdditiveRule)
         others = bound.inputs(tape, 1)
         if step.stage == 0:
             own = mover.kept(tape.values[bound.node.inputs[0]])
             _, output, saved = rule.forward_box(call, mover.keeps, [own, *others], base=True)
-            tape.values[step.node], tape.saved[step.node] = output, [(mover.keeps, call.writes, saved)]
+            tape.values[step.node] = output
+            if call is bound.call:
+                tape.saved[step.node] = [(mover.keeps, call.writes, saved)]
             return
         output = tape.values[step.node]
         for box, piece in tape.boxes[fetch]:
             region, part, saved = rule.forward_box(call, box, [piece, *others], base=False)
             if not region.empty:
                 output[region.within(call.writes)] += part
-            tape.saved[step.node].append((box, region, saved))
+            if call is bound.call:
+                tape.saved[step.node].append((box, region, saved))
 
     def _gradient_apart(self, tape: Tape, step: Gradient, bound: Bound, fetch: str) -> None:
         """Stage 0: the gradients of the boxes, which are awaited elsewhere. Stage 1: that of the owned block."""

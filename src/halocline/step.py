@@ -28,6 +28,7 @@ from .ops.rule import Noise
 from .placement import Placement, Plan
 from .prepared import Owed, Prepared
 from .program import Program
+from .recompute import segments, with_recomputation
 from .region import Region
 from .runtime import Runner, Tape
 from .tracing import tensors_in
@@ -54,6 +55,7 @@ def parallelize(
     comm: Comm | None = None,
     mesh: Mesh | None = None,
     seed: int = 0,
+    recompute: Sequence[str] = (),
 ) -> "Step":
     """The step that trains `model` with its samples split over all ranks, and gives the numbers of one process.
 
@@ -64,11 +66,13 @@ def parallelize(
     whole mini-batch, as one process does), `"spatial"` (the ranks that share samples), `"local"`. `memory_format` is
     that of activations with space: `"channels_last"`, `"preserve"` (what the model makes of the batch's), or `"auto"`:
     channels last where the net convolves in less than double precision. `comm` is found from how the process was
-    started (mpiexec, torchrun, srun, alone) if not given. Every rank must hold the same weights.
+    started (mpiexec, torchrun, srun, alone) if not given. Every rank must hold the same weights. `recompute` names
+    modules by pattern (`"down.*"`) that forget what they made until the backward pass, and make it again: less memory
+    for more time, and the same numbers.
 
     Raises CaptureError, PlanError, or SignatureError, on every rank, before any data moves.
     """
-    step = Step(model, loss, plan, statistics, memory_format, comm or connect(), mesh, Noise(seed))
+    step = Step(model, loss, plan, statistics, memory_format, comm or connect(), mesh, Noise(seed), tuple(recompute))
     if batch is not None:
         step.prepare(*batch)
     return step
@@ -80,7 +84,6 @@ class _Run(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, step: "Step", prepared: Prepared, values: dict, names: list, *wanted: Tensor) -> Any:
         outputs, tape = prepared.runner.forward(values)
-        tape.number = step.noise.step
         ctx.step, ctx.prepared, ctx.tape, ctx.names = step, prepared, tape, names
         loose = (x for x, name in zip(outputs, prepared.graph.outputs) if name not in prepared.program.differentiable)
         ctx.mark_non_differentiable(*loose)
@@ -102,7 +105,7 @@ class Step(nn.Module):
 
     def __init__(
         self, model: nn.Module, loss: Loss | None, plan: PlanSpec, statistics: str, memory_format: MemoryFormat,
-        comm: Comm, mesh: Mesh | None, noise: Noise,
+        comm: Comm, mesh: Mesh | None, noise: Noise, recompute: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
         super().__init__()
         # `torch.compile(step)` runs the step as it is: it cannot see into the communication.
@@ -113,7 +116,7 @@ class Step(nn.Module):
         self.model = model
         self.loss = loss
         self.comm, self.noise, self.statistics, self.memory_format = comm, noise, statistics, memory_format
-        self._spec, self._mesh = plan, mesh or prime_mesh(comm.size)
+        self._spec, self._mesh, self._recompute = plan, mesh or prime_mesh(comm.size), recompute
         if self._mesh.size != comm.size:
             raise StepError(f"the mesh {self._mesh} has {self._mesh.size} ranks, but {comm.size} are running")
         self._programs: OrderedDict[Any, Prepared] = OrderedDict()
@@ -371,7 +374,9 @@ class Step(nn.Module):
             leaves = {name for name, path in graph.parameters.items() if path in wanted}
             leaves |= {name for name, path in graph.parameters.items() if path.startswith("loss.")} if wanted else set()
             leaves |= {name for name, want in zip(graph.inputs, inputs_want_grad) if want}
-            return lower(Placement(graph, plan), frozenset(leaves))
+            if self._recompute:
+                plan = replace(plan, recompute=segments(graph, self._recompute))
+            return with_recomputation(lower(Placement(graph, plan), frozenset(leaves)))
 
         graph, spec = together(self.comm, "the model's capture", captured)
         found = plan_auto(graph, self.comm, self._mesh) if self._spec == "auto" else None

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from ..ops.rule import Noise
 from ..placement import Placement
 from ..prepared import leaves_of
 from ..program import Program
+from ..recompute import with_recomputation
 from ..region import Region
 from ..runtime import Runner
 from ..verify import deviation, draws, whole_values
@@ -41,6 +42,7 @@ class Case:
     channels_last: bool = False
     train: bool = True
     seed: int = 0
+    segments: int = 0  # into so many segments of nodes the net is cut, all of which are recomputed
 
 
 class Unusable(Exception):
@@ -53,7 +55,7 @@ def draw_case(seed: int, number: int, ranks: int = 8) -> Case:
     recipe = draw_recipe(rng)
     count = rng.randint(min(2, ranks), ranks)
     return Case(recipe, count, _draw_plan(rng, recipe, count), rng.choice(("extend", "correct", "auto")),
-                rng.random() < 0.25, rng.random() < 0.8, number)  # fmt: skip
+                rng.random() < 0.25, rng.random() < 0.8, number, rng.choice((0, 0, 0, 1, 3, 8)))  # fmt: skip
 
 
 def _draw_plan(rng: random.Random, recipe: Recipe, ranks: int) -> str | dict[str, str]:
@@ -106,9 +108,11 @@ def check(case: Case) -> str | None:
         graph, _ = capture(model, _Loss(), batch)
         plan = plan_by_hand(graph, prime_mesh(case.ranks), case.plan)
         if case.channels_last:
-            plan = plan.__class__(**{**plan.__dict__, "memory_format": "channels_last"})
+            plan = replace(plan, memory_format="channels_last")
         wanted = frozenset(graph.parameters) | {next(iter(graph.inputs))}
-        program = lower(Placement(graph, plan), wanted, case.halo)
+        if case.segments:
+            plan = replace(plan, recompute=_cut([node.name for node in graph.nodes], case.segments))
+        program = with_recomputation(lower(Placement(graph, plan), wanted, case.halo))
     except PlanError as error:
         raise Unusable(f"the plan: {error}") from error
     except Exception as error:
@@ -119,6 +123,11 @@ def check(case: Case) -> str | None:
     except Exception as error:
         return " ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
     return next((problem for problem in problems if problem), None)
+
+
+def _cut(names: list[str], parts: int) -> tuple[tuple[str, ...], ...]:
+    size = -(-len(names) // parts)
+    return tuple(tuple(names[i : i + size]) for i in range(0, len(names), size))
 
 
 def _values(graph: Graph, model: nn.Module, batch: tuple[Tensor, ...]) -> dict[str, Tensor]:

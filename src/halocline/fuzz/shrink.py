@@ -69,6 +69,8 @@ def _smaller(case: Case) -> Iterator[Case]:
                 )
     if case.channels_last:
         yield replace(case, channels_last=False)
+    if case.segments:
+        yield replace(case, segments=0)
     if case.halo != "extend":
         yield replace(case, halo="extend")
 
@@ -98,6 +100,6 @@ def as_test(case: Case, problem: str) -> str:
         f"    layers = (\n{layers}    )\n"
         f"    recipe = Recipe({case.recipe.shape}, layers, {case.recipe.head!r})\n"
         f"    case = Case(recipe, {case.ranks}, {case.plan!r}, {case.halo!r}, {case.channels_last}, {case.train}, "
-        f"{case.seed})\n"
+        f"{case.seed}, {case.segments})\n"
         "    assert check(case) is None\n"
     )

@@ -26,7 +26,8 @@ class PixelShuffle(Rule):
         return self._fine(node, at) if node.op == "pixel_shuffle" else self._coarse(node, at)
 
     def run(self, call: Call, *inputs: Tensor) -> Tensor:
-        return call_op(call.node, inputs)
+        (x,) = inputs  # of formats with channels last torch's knows that of pictures only
+        return call_op(call.node, [x if x.dim() == 4 else x.contiguous()])
 
     def _names(self, node: Node) -> tuple[str, ...]:
         lead = len(node.type.shape) - 3
