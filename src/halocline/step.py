@@ -19,7 +19,7 @@ from .code_state import CodeState, CodeWatch
 from .comm.comm import Comm
 from .comm.connect import connect
 from .errors import PlanError, StepError
-from .exchange import Mover
+from .exchange import Mover, channels_last
 from .graph import Graph, TensorType
 from .lowering import lower
 from .mesh import Mesh, prime_mesh
@@ -188,9 +188,9 @@ class Step(nn.Module):
     def scatter(self, *batch: Tensor) -> tuple[Tensor, ...]:
         """This rank's part of every tensor of a whole batch; plans for its shapes if they are new."""
         self.prepare(*batch)
-        return tuple(
-            x[tuple(slice(*interval) for interval in region.intervals)] for x, region in zip(batch, self.regions)
-        )
+        parts = (x[tuple(slice(*interval) for interval in region.intervals)] for x, region in zip(batch, self.regions))
+        # In the memory format that the program wants, so that it need not keep a second copy.
+        return tuple(channels_last(part) if self.plan.memory_format == "channels_last" else part for part in parts)
 
     def gather(self, output: Any) -> Any:
         """The whole of what the step returned in parts (the model's output), the same on every rank."""
