@@ -32,6 +32,24 @@ class Passed:
     buffers: dict[str, Tensor]
 
 
+class Counting:
+    """A `Comm` that counts the numbers it exchanges and reduces."""
+
+    def __init__(self, comm: Comm) -> None:
+        self.comm, self.exchanged, self.reduced = comm, 0, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.comm, name)
+
+    def exchange(self, sends: Any, recvs: Any) -> Any:
+        self.exchanged += sum(tensor.numel() for _, tensor in (*sends, *recvs))
+        return self.comm.exchange(sends, recvs)
+
+    def all_reduce(self, tensor: Tensor, group: tuple[int, ...], op: Any = "sum") -> Any:
+        self.reduced += tensor.numel()
+        return self.comm.all_reduce(tensor, group, op)
+
+
 def ranks_of(plan: PlanSpec) -> int:
     """How many ranks a phrase such as `h=2,w=2` is for."""
     return math.prod(int(number) for number in re.findall(r"=(\d+)", str(plan)))

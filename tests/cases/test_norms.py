@@ -60,6 +60,16 @@ def test_c34_group_norm_of_uneven_parts_far_from_zero() -> None:
 
     assert max(run_threads(4, rank)) <= 2 * alone
 
+    with torch.autocast("cpu", torch.bfloat16):
+        half = float((model(far.bfloat16()).double() - exact).abs().max())
+
+    def rank_in_half(comm: Comm) -> float:
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            step = parallelize(model, None, [far.bfloat16()], "h=2,w=2", comm=comm)
+            return float((step.gather(step(*step.scatter(far.bfloat16()))).double() - exact).abs().max())
+
+    assert max(run_threads(4, rank_in_half)) <= 2 * half
+
 
 class Norms(nn.Module):
     def __init__(self) -> None:

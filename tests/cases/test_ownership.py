@@ -1,12 +1,16 @@
 """K01 strides and uneven parts, K02 halos wider than a neighbour, K03 parts that are empty, K06 groups and corners."""
 
+import copy
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.cases.compare import assert_equal_to_one_process
+from halocline.comm.comm import Comm
+from halocline.comm.threads import run_threads
+from halocline.step import parallelize
+from tests.cases.compare import Counting, assert_equal_to_one_process
 
 
 def test_c01_strides_and_uneven_rows() -> None:
@@ -78,7 +82,20 @@ class DepthwiseCut(nn.Module):
 def test_c20_grouped_convolutions() -> None:
     assert_equal_to_one_process(DepthwiseCut, [torch.randn(2, 128, 37)], "w=2", "w=3", dtype=torch.float32)
     build = partial(nn.Conv2d, 16, 16, 3, padding=1, groups=4)
-    assert_equal_to_one_process(build, [torch.randn(8, 16, 16, 16)], "n=4", "h=3", dtype=torch.float32)
+    x = torch.randn(8, 16, 16, 16)
+    assert_equal_to_one_process(build, [x], "n=4", "h=3", dtype=torch.float32)
+    model = build()
+
+    def rank(comm: Comm) -> tuple[int, int]:
+        counting = Counting(comm)
+        step = parallelize(copy.deepcopy(model), None, [x], "n=4", comm=counting)
+        (part,) = step.scatter(x)
+        counting.exchanged = counting.reduced = 0
+        step(part)
+        return counting.exchanged, counting.reduced
+
+    # Samples are split: the forward pass moves no activation. (The two numbers are how ranks agree on what they do.)
+    assert run_threads(4, rank) == [(0, 2)] * 4
 
 
 def test_c21_corners() -> None:

@@ -1,0 +1,121 @@
+"""K16, K17: many steps of a deep net on many ranks, plans that fit a memory limit, one plan on all ranks."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from halocline.auto import plan_auto
+from halocline.byhand import plan_by_hand
+from halocline.capture import capture
+from halocline.comm.comm import Comm
+from halocline.comm.threads import run_threads
+from halocline.cost.estimate import estimate
+from halocline.cost.local_times import local_times
+from halocline.cost.machine import load_machine
+from halocline.errors import PlanError
+from halocline.mesh import prime_mesh
+from halocline.models.unet import unet3d
+from halocline.step import parallelize
+from tests.cases.compare import assert_same
+
+LASSEN = load_machine("lassen")
+
+
+class Skips(nn.Module):
+    """Ten convolutions, every second of which is skipped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(3, 3, 3, padding=1) for _ in range(10))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for first, second in zip(self.convs[::2], self.convs[1::2]):
+            x = x + second(F.relu(first(x)))
+        return x
+
+
+@pytest.mark.parametrize(("plan", "ranks", "steps"), [("h=4,w=2", 8, 25), ("h=3", 3, 40)])
+def test_c59_many_steps_on_many_ranks(plan: str, ranks: int, steps: int) -> None:
+    torch.manual_seed(0)
+    model, x, y = Skips().double(), torch.randn(1, 3, 13, 9).double(), torch.randn(1, 3, 13, 9).double()
+    plain = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(plain.parameters(), 0.01)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        F.mse_loss(plain(x), y).backward()
+        optimizer.step()
+
+    def rank(comm: Comm) -> None:
+        mine = copy.deepcopy(model)
+        step = parallelize(mine, nn.MSELoss(), (x, y), plan, comm=comm)
+        optimizer, parts = torch.optim.SGD(mine.parameters(), 0.01), step.scatter(x, y)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            step(*parts).backward()
+            optimizer.step()
+        for (name, mine_now), whole in zip(mine.named_parameters(), plain.parameters()):
+            assert_same(name, mine_now, whole)
+            assert_same(f"gradient of {name}", mine_now.grad, whole.grad)
+
+    run_threads(ranks, rank, timeout_s=120)
+
+
+def volumes() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    torch.manual_seed(0)
+    return unet3d(32, features=(4, 8, 8)), (torch.randn(1, 1, 32, 32, 32), (torch.rand(1, 1, 32, 32, 32) < 0.3).float())
+
+
+def test_c65_a_plan_that_fits_where_one_process_does_not() -> None:
+    model, batch = volumes()
+    loss = nn.BCEWithLogitsLoss()
+    graph, _ = capture(model, loss, batch)
+    alone = estimate(graph, plan_by_hand(graph, prime_mesh(1), "whole"), LASSEN, local_times(LASSEN, graph))
+    alone_bytes = alone.memory.total_bytes
+    want = loss(model(batch[0]), batch[1])
+    want.backward()
+
+    def rank(comm: Comm) -> None:
+        limit = int(alone_bytes * (0.75 if comm.size == 2 else 0.5))
+        plan = plan_auto(graph, comm, machine=LASSEN, memory_bytes=limit)
+        assert plan.memory_bytes is not None and plan.memory_bytes <= limit < alone_bytes
+        mine = copy.deepcopy(model)
+        mine.zero_grad()
+        step = parallelize(mine, loss, batch, plan, comm=comm)
+        found = step(*step.scatter(*batch))
+        found.backward()
+        torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-5)
+        for (name, p), q in zip(mine.named_parameters(), model.parameters()):
+            torch.testing.assert_close(p.grad, q.grad, rtol=1e-3, atol=1e-5, msg=name)
+        with pytest.raises(PlanError, match="fits into"):
+            plan_auto(graph, comm, machine=LASSEN, memory_bytes=alone_bytes // 100)
+
+    for ranks in (2, 4):
+        run_threads(ranks, rank, timeout_s=120)
+
+
+def test_c66_ranks_that_measure_differently_still_plan_alike() -> None:
+    model, batch = volumes()
+    graph, _ = capture(model, nn.BCEWithLogitsLoss(), batch)
+
+    def rank(comm: Comm) -> str:
+        machine = replace(LASSEN, memory_bytes=LASSEN.memory_bytes // (1 + comm.rank))
+        return plan_auto(graph, comm, machine=machine, memory_bytes=(3 - comm.rank) << 30).to_json()
+
+    assert len(set(run_threads(2, rank))) == 1
+
+
+def test_c66_a_split_that_is_asked_for_is_kept_or_refused() -> None:
+    model, x = nn.Conv2d(3, 4, 3, padding=1), torch.randn(1, 3, 8, 8)
+
+    def rank(comm: Comm) -> None:
+        assert parallelize(copy.deepcopy(model), None, [x], {"*": "w=2"}, comm=comm).plan.splits["conv2d"] == {
+            "w": ("r0",)
+        }
+        with pytest.raises(PlanError, match="cannot be split in 2"):
+            parallelize(copy.deepcopy(model), None, [x], {"*": "n=2"}, comm=comm)
+
+    run_threads(2, rank)
