@@ -25,6 +25,7 @@ OVER_SAMPLES = (
     "MONAI: UNet 2-D", "MONAI: DenseNet", "MONAI: QuickNAT", "transformers: ConvNeXt V2", "transformers: BiT",
     "halocline: cosmoflow",
 )  # fmt: skip
+AUTOMATIC = ("MONAI: DynUNet 2-D, deep supervision", "MONAI: MedNeXt", "transformers: RegNet", "halocline: unet3d")
 BOTH = ("MONAI: AttentionUnet", "transformers: ConvNeXt, stochastic depth", "transformers: PoolFormer")
 
 
@@ -33,7 +34,7 @@ def compare(name: str, plan: str, ranks: int, training: bool) -> None:
     if not os.environ.get("CI"):  # there the extra `nets` is installed, and nothing may be left out
         pytest.importorskip(package.lower())
     net: PublicNet | ZooNet = NETS[name]
-    model, loss, batch = net.make(samples=0 if "spatial" in plan else 2)
+    model, loss, batch = net.make(samples=0 if plan in ("spatial", "auto") else 2)
     model.train(training and loss is not None)
 
     def rank(comm: Comm) -> Report:
@@ -58,12 +59,19 @@ def test_split_over_samples(name: str) -> None:
     compare(name, "sample", 2, training=True)
 
 
+@pytest.mark.parametrize("name", AUTOMATIC)
+def test_planned_automatically(name: str) -> None:
+    compare(name, "auto", 2, training=True)
+
+
 @pytest.mark.parametrize("name", BOTH)
 def test_split_over_samples_and_space(name: str) -> None:
     compare(name, "n=2,w=2", 4, training=True)
 
 
-WAYS: Sequence[tuple[str, int]] = (("spatial", 2), ("spatial", 3), ("sample", 2), ("h=2,w=2", 4), ("n=2,w=3", 6))
+WAYS: Sequence[tuple[str, int]] = (
+    ("spatial", 2), ("spatial", 3), ("sample", 2), ("h=2,w=2", 4), ("n=2,w=3", 6), ("auto", 2),
+)  # fmt: skip
 
 
 @pytest.mark.slow
