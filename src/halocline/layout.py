@@ -7,7 +7,7 @@ from itertools import product
 
 from .errors import PlanError
 from .mesh import Mesh
-from .region import Interval, Region, balanced
+from .region import DIVISIONS, Interval, Region
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class DimSplit:
                 yield number
 
 
-def even(mesh: Mesh, axes: tuple[str, ...], size: int) -> DimSplit:
-    """`size` divided over `axes` as evenly as possible."""
-    return DimSplit(axes, balanced(size, mesh.parts(axes)))
+def even(mesh: Mesh, axes: tuple[str, ...], size: int, division: str = "balanced") -> DimSplit:
+    """`size` divided over `axes`: as evenly as possible, or (`"chunk"`) as `torch.chunk` does."""
+    return DimSplit(axes, DIVISIONS[division](size, mesh.parts(axes)))
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,11 @@ class Layout:
                 raise PlanError(f"layout {self}: {len(dim.parts)} parts over axes {dim.axes} of mesh {self.mesh}")
 
     @classmethod
-    def split(cls, mesh: Mesh, shape: tuple[int, ...], axes: Mapping[int, tuple[str, ...]]) -> "Layout":
-        """The balanced layout of a value of `shape` whose dim `d` is split over `axes[d]`."""
-        return cls(mesh, tuple(even(mesh, axes.get(dim, ()), size) for dim, size in enumerate(shape)))
+    def split(
+        cls, mesh: Mesh, shape: tuple[int, ...], axes: Mapping[int, tuple[str, ...]], division: str = "balanced"
+    ) -> "Layout":
+        """The layout of a value of `shape` whose dim `d` is split over `axes[d]`."""
+        return cls(mesh, tuple(even(mesh, axes.get(dim, ()), size, division) for dim, size in enumerate(shape)))
 
     @cached_property
     def shape(self) -> tuple[int, ...]:

@@ -32,6 +32,7 @@ class Plan:
     made_for: str = ""  # what the graph it was made for looks like; empty: any graph with these names
     seconds: float | None = None  # of a step, as predicted
     memory_bytes: int | None = None  # of the fullest rank, as predicted
+    division: Literal["balanced", "chunk"] = "balanced"  # how an extent is cut that the parts do not divide
     recompute: tuple[tuple[str, ...], ...] = ()  # segments of nodes that forget what they made until the backward pass
 
     def to_json(self) -> str:
@@ -46,6 +47,7 @@ class Plan:
             "inputs": {
                 name: {str(dim): list(axes) for dim, axes in dims.items()} for name, dims in self.inputs.items()
             },
+            "division": self.division,
             "recompute": [list(names) for names in self.recompute],
             "splits": {
                 name: {index: list(axes) for index, axes in split.items()} for name, split in self.splits.items()
@@ -69,6 +71,7 @@ class Plan:
                 str(document.get("made_for", "")),
                 document.get("predicted_seconds"),
                 document.get("predicted_memory_bytes"),
+                "chunk" if document.get("division") == "chunk" else "balanced",
                 tuple(tuple(map(str, names)) for names in document.get("recompute", ())),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -124,12 +127,14 @@ class Placement:
         graph, mesh = self.graph, self.mesh
         layouts = {name: Layout.split(mesh, graph.types[name].shape, {}) for name in graph.replicated}
         for name, type in graph.inputs.items():
-            layouts[name] = Layout.split(mesh, type.shape, self.plan.inputs.get(name, {}))
+            layouts[name] = Layout.split(mesh, type.shape, self.plan.inputs.get(name, {}), self.plan.division)
         parts: dict[str, dict[str, DimSplit]] = {}
         whole = set(graph.updates.values())  # every rank keeps the whole of every buffer
         for node in graph.nodes:
             split = {} if node.name in whole else self.plan.splits.get(node.name, {})
-            parts[node.name] = index_parts(mesh, node, split, [layouts[name] for name in node.inputs])
+            parts[node.name] = index_parts(
+                mesh, node, split, [layouts[name] for name in node.inputs], self.plan.division
+            )
             layouts[node.name] = output_layout(mesh, node, parts[node.name])
         return parts, layouts
 
@@ -150,8 +155,10 @@ def box(node: Node, at: At) -> At:
     return {i: at.get(i, (0, size)) for i, size in rule_for(node).signature(node).indices.items()}
 
 
-def index_parts(mesh: Mesh, node: Node, split: Split, inputs: list[Layout]) -> dict[str, DimSplit]:
-    """The parts of each split index: those of an input dim that it runs along one to one, else balanced."""
+def index_parts(
+    mesh: Mesh, node: Node, split: Split, inputs: list[Layout], division: str = "balanced"
+) -> dict[str, DimSplit]:
+    """The parts of each split index: those of an input dim that it runs along one to one, else by `division`."""
     signature = rule_for(node).signature(node)
     parts = {}
     for index, axes in split.items():
@@ -163,7 +170,7 @@ def index_parts(mesh: Mesh, node: Node, split: Split, inputs: list[Layout]) -> d
         if unknown := [axis for axis in axes if axis not in mesh.names]:
             raise PlanError(f"{node.where()}: index `{index}` is split over `{unknown[0]}`, but the mesh is {mesh}")
         size = signature.indices[index]
-        parts[index] = even(mesh, axes, size)
+        parts[index] = even(mesh, axes, size, division)
         for layout, dims in zip(inputs, signature.inputs):
             for dim, name in zip(layout.dims, dims):
                 if name == index and dim.axes == axes and dim.size == size:

@@ -26,6 +26,20 @@ def balanced(size: int, parts: int) -> tuple[Interval, ...]:
     return tuple(zip(starts[:-1], starts[1:]))
 
 
+def chunked(size: int, parts: int) -> tuple[Interval, ...]:
+    """`range(size)` in `parts` intervals as `torch.chunk` cuts it: all as long as the longest, the last ones less.
+
+    >>> chunked(5, 4)
+    ((0, 2), (2, 4), (4, 5), (5, 5))
+    """
+    longest = -(-size // parts)
+    cuts = [min(i * longest, size) for i in range(parts + 1)]
+    return tuple(zip(cuts[:-1], cuts[1:]))
+
+
+DIVISIONS = {"balanced": balanced, "chunk": chunked}
+
+
 @dataclass(frozen=True)
 class Region:
     """A half-open box `((start, stop), ...)` in global coordinates, one interval for each tensor dim.

@@ -29,11 +29,12 @@ from .placement import Placement, Plan
 from .prepared import Owed, Prepared
 from .program import Program
 from .recompute import segments, with_recomputation
-from .region import Region
+from .region import DIVISIONS, Region
 from .runtime import Runner, Tape
 from .tracing import tensors_in
 from .transfer import Transfer
 
+Division = Literal["balanced", "chunk"]
 MemoryFormat = Literal["auto", "channels_last", "preserve"]
 PlanSpec = str | Mapping[str, str] | Plan
 Batch = tuple[tuple[tuple[int, ...], torch.dtype, str], ...]  # shape, dtype and device of each tensor
@@ -56,6 +57,7 @@ def parallelize(
     mesh: Mesh | None = None,
     seed: int = 0,
     recompute: Sequence[str] = (),
+    division: Division = "balanced",
 ) -> "Step":
     """The step that trains `model` with its samples split over all ranks, and gives the numbers of one process.
 
@@ -68,11 +70,13 @@ def parallelize(
     channels last where the net convolves in less than double precision. `comm` is found from how the process was
     started (mpiexec, torchrun, srun, alone) if not given. Every rank must hold the same weights. `recompute` names
     modules by pattern (`"down.*"`) that forget what they made until the backward pass, and make it again: less memory
-    for more time, and the same numbers.
+    for more time, and the same numbers. `division` says how an extent is cut that its parts do not divide:
+    `"balanced"`, or `"chunk"`, as `torch.chunk` does.
 
     Raises CaptureError, PlanError, or SignatureError, on every rank, before any data moves.
     """
-    step = Step(model, loss, plan, statistics, memory_format, comm or connect(), mesh, Noise(seed), tuple(recompute))
+    step = Step(model, loss, plan, statistics, memory_format, comm or connect(), mesh, Noise(seed), tuple(recompute),
+                division)  # fmt: skip
     if batch is not None:
         step.prepare(*batch)
     return step
@@ -106,6 +110,7 @@ class Step(nn.Module):
     def __init__(
         self, model: nn.Module, loss: Loss | None, plan: PlanSpec, statistics: str, memory_format: MemoryFormat,
         comm: Comm, mesh: Mesh | None, noise: Noise, recompute: tuple[str, ...] = (),
+        division: Division = "balanced",
     ) -> None:  # fmt: skip
         super().__init__()
         # `torch.compile(step)` runs the step as it is: it cannot see into the communication.
@@ -116,7 +121,10 @@ class Step(nn.Module):
         self.model = model
         self.loss = loss
         self.comm, self.noise, self.statistics, self.memory_format = comm, noise, statistics, memory_format
-        self._spec, self._mesh, self._recompute = plan, mesh or prime_mesh(comm.size), recompute
+        if division not in DIVISIONS:
+            raise StepError(f'division="{division}": an extent is divided "balanced" or as "chunk" does')
+        self._spec, self._mesh = plan, mesh or prime_mesh(comm.size)
+        self._recompute, self._division = recompute, division
         if self._mesh.size != comm.size:
             raise StepError(f"the mesh {self._mesh} has {self._mesh.size} ranks, but {comm.size} are running")
         self._programs: OrderedDict[Any, Prepared] = OrderedDict()
@@ -374,6 +382,8 @@ class Step(nn.Module):
             leaves = {name for name, path in graph.parameters.items() if path in wanted}
             leaves |= {name for name, path in graph.parameters.items() if path.startswith("loss.")} if wanted else set()
             leaves |= {name for name, want in zip(graph.inputs, inputs_want_grad) if want}
+            if self._division != "balanced":
+                plan = replace(plan, division=self._division)
             if self._recompute:
                 plan = replace(plan, recompute=segments(graph, self._recompute))
             return with_recomputation(lower(Placement(graph, plan), frozenset(leaves)))

@@ -154,11 +154,14 @@ def assert_equal_to_one_process(
     batch = as_dtype(batch, dtype)
     want = one_process(copy.deepcopy(model), batch, steps)
     assert shape is None or want.outputs[0].shape == shape
-    for plan in plans:
+    # The first plan in two ways: parts as even as possible, and as `torch.chunk` cuts them.
+    for plan, division in (*((plan, "balanced") for plan in plans), (plans[0], "chunk")):
         ranks, spec = (ranks_of(plan), plan) if isinstance(plan, str) else plan
 
-        def rank(comm: Comm, spec: PlanSpec = spec) -> None:
-            step = parallelize(copy.deepcopy(model), None, batch, spec, comm=comm, memory_format="preserve")
+        def rank(comm: Comm, spec: PlanSpec = spec, division: Any = division) -> None:
+            step = parallelize(
+                copy.deepcopy(model), None, batch, spec, comm=comm, memory_format="preserve", division=division
+            )
             got, regions = split(step, batch, steps)
             for number, (mine, whole) in enumerate(zip(got.outputs, want.outputs, strict=True)):
                 assert_same(f"{spec}: output {number}", mine, whole, exactly)

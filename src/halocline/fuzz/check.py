@@ -3,6 +3,7 @@
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +43,7 @@ class Case:
     channels_last: bool = False
     train: bool = True
     seed: int = 0
+    division: Literal["balanced", "chunk"] = "balanced"
     segments: int = 0  # into so many segments of nodes the net is cut, all of which are recomputed
 
 
@@ -55,7 +57,8 @@ def draw_case(seed: int, number: int, ranks: int = 8) -> Case:
     recipe = draw_recipe(rng)
     count = rng.randint(min(2, ranks), ranks)
     return Case(recipe, count, _draw_plan(rng, recipe, count), rng.choice(("extend", "correct", "auto")),
-                rng.random() < 0.25, rng.random() < 0.8, number, rng.choice((0, 0, 0, 1, 3, 8)))  # fmt: skip
+                rng.random() < 0.25, rng.random() < 0.8, number, rng.choice(("balanced", "balanced", "chunk")),
+                rng.choice((0, 0, 0, 1, 3, 8)))  # fmt: skip
 
 
 def _draw_plan(rng: random.Random, recipe: Recipe, ranks: int) -> str | dict[str, str]:
@@ -110,6 +113,7 @@ def check(case: Case) -> str | None:
         if case.channels_last:
             plan = replace(plan, memory_format="channels_last")
         wanted = frozenset(graph.parameters) | {next(iter(graph.inputs))}
+        plan = replace(plan, division=case.division)
         if case.segments:
             plan = replace(plan, recompute=_cut([node.name for node in graph.nodes], case.segments))
         program = with_recomputation(lower(Placement(graph, plan), wanted, case.halo))

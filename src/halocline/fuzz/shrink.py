@@ -69,6 +69,8 @@ def _smaller(case: Case) -> Iterator[Case]:
                 )
     if case.channels_last:
         yield replace(case, channels_last=False)
+    if case.division != "balanced":
+        yield replace(case, division="balanced")
     if case.segments:
         yield replace(case, segments=0)
     if case.halo != "extend":
@@ -100,6 +102,6 @@ def as_test(case: Case, problem: str) -> str:
         f"    layers = (\n{layers}    )\n"
         f"    recipe = Recipe({case.recipe.shape}, layers, {case.recipe.head!r})\n"
         f"    case = Case(recipe, {case.ranks}, {case.plan!r}, {case.halo!r}, {case.channels_last}, {case.train}, "
-        f"{case.seed}, {case.segments})\n"
+        f"{case.seed}, {case.division!r}, {case.segments})\n"
         "    assert check(case) is None\n"
     )
