@@ -29,6 +29,11 @@ def test_concepts():
     assert "results" in run_page("concepts.md")
 
 
+def test_training():
+    names = run_page("training.md")
+    assert names["norm"] > 0 and names["loss"].isfinite()
+
+
 @pytest.fixture(scope="module")
 def own_ops():
     """The ops and rules that the page on adding an op makes."""
