@@ -148,7 +148,12 @@ class Step(nn.Module):
 
     # The model's own names: checkpoints and optimizers see no wrapper.
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        return self.model.state_dict(*args, **kwargs)
+        """The model's, in the usual memory order: a program may have put channels last, which safetensors refuses."""
+        state = self.model.state_dict(*args, **kwargs)
+        for name, value in state.items():
+            if isinstance(value, Tensor) and not value.is_contiguous():
+                state[name] = value.contiguous()
+        return state
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         return self.model.load_state_dict(*args, **kwargs)

@@ -86,6 +86,22 @@ def test_c57_resume_on_another_split(name: str) -> None:
         run_threads(ranks, resume(plan))
 
 
+def test_checkpoints_are_contiguous_where_the_program_puts_channels_last() -> None:
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4)), torch.randn(1, 3, 8, 8)
+
+    def rank(comm: Comm) -> None:
+        mine = copy.deepcopy(model)
+        step = parallelize(mine, None, [x], "h=2", comm=comm)
+        step(*step.scatter(x)).square().sum().backward()
+        state = step.state_dict()
+        assert all(value.is_contiguous() for value in state.values())
+        assert not mine[0].weight.is_contiguous()  # else this tests nothing
+        copy.deepcopy(model).load_state_dict(state)
+        torch.testing.assert_close(state["0.weight"], model[0].weight.detach())
+
+    run_threads(2, rank)
+
+
 def test_c55_other_sizes_than_planned_are_planned_anew() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 7, 2, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(3, 2, 1)).double()
