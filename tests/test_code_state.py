@@ -43,7 +43,12 @@ def add_hook(net: Net) -> None:
     net.conv.register_forward_hook(double)
 
 
-CHANGES = [change_attribute, change_tuple, patch_forward, add_hook]
+def replace_layer(net: Net) -> None:
+    torch.manual_seed(7)
+    net.conv = nn.Conv2d(3, 3, 3, padding=1).double()
+
+
+CHANGES = [change_attribute, change_tuple, patch_forward, add_hook, replace_layer]
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -55,9 +60,10 @@ def test_c40_changes_after_planning_count(change: types.FunctionType) -> None:
     def rank(comm: Comm) -> tuple[Tensor, Tensor, int]:
         mine = copy.deepcopy(net)
         step = parallelize(mine, None, [x], "h=2", comm=comm)
-        before = step.gather(step(*step.scatter(x)))
+        parts = step.scatter(x)
+        before = step.gather(step(*parts))
         change(mine)
-        after = step.gather(step(*step.scatter(x)))
+        after = step.gather(step(*parts))
         step(*step.scatter(x))
         return before, after, len(step._programs)
 
@@ -68,6 +74,25 @@ def test_c40_changes_after_planning_count(change: types.FunctionType) -> None:
         torch.testing.assert_close(found[1], plain(x))
         assert found[2] == 2
     assert not torch.allclose(before, plain(x))
+
+
+def test_a_parameter_that_is_replaced_needs_no_new_program() -> None:
+    net, x = Net(), torch.randn(1, 3, 10, 8)
+
+    def rank(comm: Comm) -> None:
+        mine = copy.deepcopy(net)
+        step = parallelize(mine, None, [x], "h=2", comm=comm)
+        parts = step.scatter(x)
+        step(*parts)
+        mine.conv.weight = nn.Parameter(net.conv.weight.detach() * 2)
+        found = step.gather(step(*parts))
+        torch.testing.assert_close(found, mine(x))
+        assert len(step._programs) == 1
+        mine.conv.weight = nn.Parameter(mine.conv.weight.detach(), requires_grad=False)
+        step(*parts).sum().backward()
+        assert len(step._programs) == 2 and mine.conv.weight.grad is None and mine.conv.bias.grad is not None
+
+    run_threads(2, rank)
 
 
 def test_a_change_on_one_rank_only_is_an_error_on_all() -> None:

@@ -41,33 +41,60 @@ def _shown(value: Any) -> str:
 
 
 class CodeWatch:
-    """Finds the `CodeState` of a model again and again; where nothing has changed that takes a microsecond a module."""
+    """Finds the `CodeState` of a model again and again; where nothing has changed that takes a microsecond a module.
+
+    `modules` and `parameters` list what the model has now, by name (without the prefix `model.`).
+    """
 
     def __init__(self, model: nn.Module) -> None:
-        self._modules = list(model.named_modules())
-        self._dicts = [module.__dict__ for _, module in self._modules]
-        self._hooks = [hooks for _, module in self._modules for hooks in _hooks(module)]
-        self._classes: dict[Any, Any] = dict.fromkeys(type(module) for _, module in self._modules)
+        self._model = model
+        self._replacements = 0  # a program holds on to modules, so it is for these and no others
+        self._tree: list[Any] = []
         self._seen: list[Any] = []
         self._state: CodeState | None = None
+        self._list()
 
     def now(self) -> CodeState:
+        """Looks at the model; afterwards `modules` and `parameters` are up to date too."""
+        if not _same(self._branches(), self._tree):
+            before = [module for _, module in self.modules]
+            self._list()
+            self._replacements += not _same([module for _, module in self.modules], before)
         seen = self._look()
-        if self._state is None or len(seen) != len(self._seen) or not all(map(is_, seen, self._seen)):
-            items = [
-                (f"{path or 'model'}.{name}", value) for path, module in self._modules for name, value in _of(module)
+        if self._state is None or not _same(seen, self._seen):
+            items: list[tuple[str, Any]] = [("modules replaced", self._replacements)]
+            items += [
+                (f"{path or 'model'}.{name}", value) for path, module in self.modules for name, value in _of(module)
             ]
             items += [(f"{cls.__qualname__}.forward", cls.forward) for cls in self._classes]
             self._seen, self._state = seen, CodeState(tuple(items))
         return self._state
 
+    def _list(self) -> None:
+        self.modules = list(self._model.named_modules())
+        named = self._model.named_parameters(remove_duplicate=False)
+        self.parameters = [(name.removeprefix("model."), parameter) for name, parameter in named]
+        self._dicts = [module.__dict__ for _, module in self.modules]
+        self._children = [held for _, module in self.modules for held in (module._modules, module._parameters)]
+        self._hooks = [hooks for _, module in self.modules for hooks in _hooks(module)]
+        self._classes: dict[Any, Any] = dict.fromkeys(type(module) for _, module in self.modules)
+        self._tree, self._state = self._branches(), None
+
+    def _branches(self) -> list[Any]:
+        """The submodules and parameters of every module."""
+        return list(chain.from_iterable(map(dict.values, self._children)))
+
     def _look(self) -> list[Any]:
-        """Everything that may change, as objects that are compared by identity."""
+        """Everything else that may change, as objects that are compared by identity."""
         found = list(chain.from_iterable(map(dict.values, self._dicts)))
         found += [cls.forward for cls in self._classes]
         return (
             found + [hook for hooks in self._hooks if hooks for hook in hooks.values()] if any(self._hooks) else found
         )
+
+
+def _same(found: list[Any], seen: list[Any]) -> bool:
+    return len(found) == len(seen) and all(map(is_, found, seen))
 
 
 def _hooks(module: nn.Module) -> Sequence[dict[int, Callable[..., Any]]]:

@@ -129,9 +129,7 @@ class Step(nn.Module):
             raise StepError(f"the mesh {self._mesh} has {self._mesh.size} ranks, but {comm.size} are running")
         self._programs: OrderedDict[Any, Prepared] = OrderedDict()
         self._batch: Batch | None = None
-        self._parameters_seen: list[tuple[str, nn.Parameter]] = []
-        self._modules_seen: list[tuple[str, nn.Module]] = []
-        self._code = CodeWatch(nn.Module())
+        self._code = CodeWatch(self._whole())
         self._owed: set[Owed] = set()  # which gradients no_sync holds back, the same on every rank
         self._pending: dict[Owed, Tensor] = {}  # this rank's part of them, where it has one
         self._sums = True
@@ -187,11 +185,6 @@ class Step(nn.Module):
     def prepare(self, *batch: Tensor) -> None:
         """Plans for a batch of these global shapes and dtypes; the following calls of the step are of this batch."""
         before, self._batch = self._batch, _like(batch)
-        # Walking through a large model takes longer than a small step: done once for every batch that is announced.
-        self._parameters_seen = list(self.model.named_parameters(remove_duplicate=False))
-        modules = list(self.model.named_modules())
-        if modules != self._modules_seen:
-            self._modules_seen, self._code = modules, CodeWatch(self._whole())
         try:
             self._agreed()
         except Exception:
@@ -331,19 +324,20 @@ class Step(nn.Module):
         if self._batch is None:
             raise StepError("the step knows no batch yet: pass batch= to parallelize, or call step.prepare(*batch)")
         grad = torch.is_grad_enabled()
-        wanted = tuple(name for name, p in self._parameters_seen if grad and p.requires_grad)
-        modes = tuple(module.training for _, module in self._modules_seen)
+        code = self._code.now()
+        wanted = tuple(name for name, p in self._code.parameters if grad and p.requires_grad)
+        modes = tuple(module.training for _, module in self._code.modules)
         devices = dict.fromkeys(torch.device(device).type for _, _, device in self._batch)
         autocast = tuple(state for device in devices if (state := ambient(device)).enabled)
         inputs_want_grad = inputs_want_grad if grad and any(inputs_want_grad) else ()
-        return self._batch, wanted, modes, inputs_want_grad, autocast, self._code.now()
+        return self._batch, wanted, modes, inputs_want_grad, autocast, code
 
     def _facts(
         self, batch: Batch, wanted: Names, modes: Flags, inputs_want_grad: Flags, autocast: tuple[Autocast, ...],
         code: CodeState,
     ) -> dict[str, str]:  # fmt: skip
         """A key in words."""
-        names = [name for name, _ in self._modules_seen]
+        names = [name.removeprefix("model").removeprefix(".") for name, _ in self._code.modules]
         return {
             ACTION: "a forward pass",
             "the batch's shapes and dtypes": "\n".join(
