@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 from itertools import product
 from math import prod
 
-from .cost.gradients import varying
+from .gradients import varying
 from .graph import Graph, Node
 from .mesh import Mesh
 from .ops import rule_for

@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Literal
 
+from .gradients import carrying, overwriting
 from .graph import Node
 from .ops import rule_for
 from .ops.rule import AdditiveRule, Reduction, StagedRule
@@ -107,19 +108,8 @@ class Lowering:
         return apart
 
     def _overwrite(self) -> frozenset[str]:
-        made = {node.name: node for node in self.graph.nodes}
-        kept = {*self.graph.outputs, *self.graph.updates.values()}
-        return frozenset(
-            node.name
-            for node in self.graph.nodes
-            if rule_for(node).overwrites
-            and (value := node.inputs[0]) in made
-            and rule_for(made[value]).fresh
-            and self.feeds[node.name][0] == value
-            and self.graph.readers[value] == (node,)
-            and value not in kept
-            and self.graph.types[value] == node.type
-        )
+        inputs = {node.name: node.inputs for node in self.graph.nodes}
+        return frozenset(name for name in overwriting(self.graph) if self.feeds[name][0] == inputs[name][0])
 
     def _additive(self, reader: Node, fetch: Fetch) -> bool:
         """Whether `reader` is the sum over boxes of the fetched input, and the boxes are cut along such dims only."""
@@ -136,16 +126,7 @@ class Lowering:
     @cached_property
     def _differentiable(self) -> frozenset[str]:
         """The values that carry a gradient: they depend on a wanted leaf, and an output depends on them."""
-        depends = set(self.wanted)
-        for node in self.graph.nodes:
-            carries = node.type.differentiable and node.op != "detach"
-            if carries and any(name in depends for name in node.inputs):
-                depends.add(node.name)
-        used = set(self.graph.outputs)
-        for node in reversed(self.graph.nodes):
-            if node.name in used and node.name in depends:
-                used.update(name for name in node.inputs if name in depends)
-        return frozenset(depends & used)
+        return carrying(self.graph, self.wanted)
 
     def _forward(self) -> list[Instruction]:
         order = {node.name: position for position, node in enumerate(self.graph.nodes)}

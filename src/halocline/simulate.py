@@ -11,12 +11,12 @@ from functools import cached_property
 
 from .cost.collective import allreduce_s, gather_along_axes_s
 from .cost.estimate import optimizer_s
-from .cost.gradients import overwriting, trained, wanted_inputs
 from .cost.local_times import LocalCall, LocalTimes
 from .cost.machine import Machine
 from .cost.movement import CALLS_APART, packing_s
 from .cost.sampled import sample_ranks
 from .cost.work import partial_bytes
+from .gradients import overwriting, trained, wanted_inputs
 from .graph import Graph, Node
 from .ops import rule_for
 from .placement import Plan

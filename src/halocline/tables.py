@@ -8,13 +8,13 @@ import numpy as np
 
 from .candidates import Group, alike_indices, candidates, groups
 from .cost.estimate import reduction_s
-from .cost.gradients import carrying, overwriting, trained, wanted_inputs
 from .cost.local_times import LocalCall, LocalTimes
 from .cost.machine import Machine
 from .cost.movement import beside_s, gradient_share, may_stay_apart, received
 from .cost.pairs import Array, Beside, Owners, pair_costs
 from .cost.sampled import even_split, output_layout_of, sample_ranks
 from .cost.work import Kept, kept, partial_bytes
+from .gradients import carrying, overwriting, trained, wanted_inputs
 from .graph import Graph, Node
 from .layout import DimSplit, Layout
 from .lowering import BUCKET_BYTES

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from ..gradients import carrying, overwriting, trained, wanted_inputs
 from ..graph import Graph, Node
 from ..lowering import BUCKET_BYTES
 from ..mesh import Mesh
@@ -11,7 +12,6 @@ from ..ops import rule_for
 from ..ops.rule import Reduction, StagedRule
 from ..placement import Plan
 from .collective import allreduce_s, gather_along_axes_s
-from .gradients import carrying, overwriting, trained, wanted_inputs
 from .local_times import LocalCall, LocalTimes
 from .machine import Machine
 from .memory import Memory, memory_of

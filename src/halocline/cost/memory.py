@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from ..gradients import overwriting, trained, wanted_inputs
 from ..graph import Graph, Node
-from .gradients import overwriting, trained, wanted_inputs
 from .movement import may_stay_apart
 from .sampled import Sampled
 from .work import VIEWS, Kept, kept

@@ -2,8 +2,8 @@
 
 from collections.abc import Collection
 
-from ..graph import Graph, Node
-from ..ops import rule_for
+from .graph import Graph, Node
+from .ops import rule_for
 
 
 def trained(graph: Graph) -> frozenset[str]:
@@ -12,10 +12,11 @@ def trained(graph: Graph) -> frozenset[str]:
 
 
 def carrying(graph: Graph, wanted: Collection[str]) -> frozenset[str]:
-    """The values that depend on a leaf in `wanted` and on which an output depends, as a program has them."""
+    """The values that depend on a leaf in `wanted` and on which an output depends, and which so carry a gradient."""
     depends = set(wanted)
     for node in graph.nodes:
-        if node.type.differentiable and any(name in depends for name in node.inputs):
+        carries = node.type.differentiable and node.op != "detach"
+        if carries and any(name in depends for name in node.inputs):
             depends.add(node.name)
     used = set(graph.outputs)
     for node in reversed(graph.nodes):
@@ -39,7 +40,7 @@ def wanted_inputs(node: Node, carried: Collection[str]) -> tuple[bool, ...]:
 
 
 def overwriting(graph: Graph) -> frozenset[str]:
-    """The nodes that put their output in place of their first input if that is not fetched, as `program` decides."""
+    """The nodes that put their output in place of their first input if that is not fetched."""
     made = {node.name: node for node in graph.nodes}
     returned = {*graph.outputs, *graph.updates.values()}
     return frozenset(
