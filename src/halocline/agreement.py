@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from .comm.comm import Comm
 from .errors import CaptureError, HaloclineError, PlanError, SignatureError, StepError
@@ -84,6 +85,10 @@ def fingerprint(module: nn.Module) -> str:
     """A line for every module: name and class; and for every parameter and buffer: shape, dtype, digest of values."""
     classes = [f"{name}: {type(part).__qualname__}" for name, part in module.named_modules()]
     tensors = (*module.named_parameters(), *module.named_buffers())
+    if lazy := [name for name, tensor in tensors if is_lazy(tensor)]:
+        raise StepError(
+            f"`{lazy[0]}` has no shape yet: it belongs to a lazy module. Call the model once, on a small batch, before."
+        )
     lines = [f"{name}: {tuple(t.shape)} {t.dtype} values {_digest(t)}" for name, t in tensors]
     return "\n".join(classes + lines)
 

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -121,6 +122,28 @@ def refusals(comm: Comm) -> None:
             raise AssertionError(f"peer {peer} was accepted")
 
 
+def threads_of_groups() -> int:
+    if sys.platform != "linux":
+        return 0
+    names = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+    return names.count("pt_gloo_runloop")
+
+
+def closing(comm: Comm) -> None:
+    """Every thread of its groups has ended then: one that Python's own end meets may abort the process."""
+    before = threads_of_groups()
+    comm.close()
+    comm.close()
+    if comm.name == "gloo":
+        assert threads_of_groups() <= before // 2  # those of torch's own group remain
+        try:
+            comm.all_gather_object(None)
+        except CommError as error:
+            assert "it is closed" in str(error)
+        else:
+            raise AssertionError("a closed communicator was used")
+
+
 def everything(comm: Comm) -> None:
     for check in (
         exchange_round_trips,
@@ -130,6 +153,7 @@ def everything(comm: Comm) -> None:
         reduction_has_equal_bits,
         objects,
         refusals,
+        closing,
     ):
         check(comm)
     print(f"{comm.name} {comm.rank} of {comm.size}: all fine")

@@ -47,12 +47,12 @@ class TorchDistComm:
         self.size: int = dist.get_world_size()
         self.closed = False
         self._backend = "cpu:gloo,cuda:nccl" if backend == "nccl" else backend
-        everyone = tuple(range(self.size))
+        self._everyone = tuple(range(self.size))
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
         self._broken: str | None = None
         self._under_way = 0
         world = dist.new_group(backend=self._backend, timeout=timedelta(seconds=self.timeout_s))
-        self._world = self._groups[everyone] = world
+        self._groups[self._everyone] = world
         if backend == "nccl":
             # NCCL wants all ranks in the first call of a group; an exchange may concern only some.
             dist.all_reduce(torch.zeros(1, device="cuda"), group=world)
@@ -70,8 +70,8 @@ class TorchDistComm:
         messages += [(self._bytes(tensor), peer, False) for peer, tensor in sends]
         peers = [peer for _, peer, _ in messages]
         doing = f"exchange with {' and '.join(f'rank {peer}' for peer in sorted(set(peers)))}"
-        world = self._world
         with self._explaining(doing, peers):
+            world = self._groups[self._everyone]
             if messages[0][0].is_cuda:
                 ops = [
                     dist.P2POp(dist.irecv if recv else dist.isend, data, peer, world) for data, peer, recv in messages
@@ -101,7 +101,7 @@ class TorchDistComm:
         gathered: list[Any] = [None] * self.size
         others = [rank for rank in range(self.size) if rank != self.rank]
         with self._explaining("all_gather_object", others), self._watch.waiting():
-            dist.all_gather_object(gathered, value, group=self._world)
+            dist.all_gather_object(gathered, value, group=self._groups[self._everyone])
         return gathered
 
     def fail(self, reason: str) -> None:
@@ -118,11 +118,13 @@ class TorchDistComm:
         self._watch.stop()
         if self._broken is None:
             self._board.note(self.rank, ENDED)
+            self._broken = "it is closed"
         atexit.unregister(self._leave)
-        for group in self._groups.values():
+        # The threads of a group end with the last reference to it. One that is left when Python ends, and then has to
+        # let go of a tensor, would abort the process.
+        while self._groups:
             with suppress(RuntimeError, ValueError, AssertionError):  # the user may have destroyed them all
-                dist.destroy_process_group(group)
-        self._groups = {}
+                dist.destroy_process_group(self._groups.popitem()[1])
 
     def wait(self, works: list[dist.Work], doing: str, peers: list[list[int]]) -> None:
         """Wait for all `works`, each with its `peers`; raise `CommError` naming the ranks behind a failure."""

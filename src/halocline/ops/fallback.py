@@ -13,7 +13,8 @@ class Replicated(Rule):
     """Every rank reads the whole inputs and computes the whole output."""
 
     def signature(self, node: Node) -> Signature:
-        if torch.Tag.nondeterministic_seeded in aten(node.target).tags:
+        draws = node.attrs.get("dropout", 1) != 0 and node.attrs.get("train", True)  # recurrent nets may not
+        if torch.Tag.nondeterministic_seeded in aten(node.target).tags and draws:
             raise PlanError(
                 f"{node.where()} draws random numbers and has no rule: its replicas would differ. "
                 "Draw outside the model and pass the result in, or use dropout."
