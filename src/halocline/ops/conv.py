@@ -11,11 +11,11 @@ from torch import Tensor
 
 from ..graph import Node
 from ..region import Region, meet
+from .kernels import Arguments, convolution_grads, convolve
 from .rule import AdditiveRule, At, Call, Example, Grads, Signature, along, register, torch_op
 from .window import Window
 
 SPACE = ("d", "h", "w")
-Arguments = tuple[Any, ...]
 
 
 def per_dim(value: int | Sequence[int], dims: int) -> tuple[int, ...]:
@@ -102,7 +102,7 @@ class Convolution(AdditiveRule):
             x = F.pad(x, pads)
         batched = len(region.intervals) == len(padding) + 2
         part = Part(x if batched else x[None], weight, arguments, pads, bias is not None)
-        output = torch.convolution(part.x, weight, bias, *arguments)
+        output = convolve(part.x, weight, bias, arguments)
         return region, output if batched else output[0], part if any(call.wanted) else None
 
     def _geometry(self, call: Call, box: Region, base: bool) -> tuple[Region, tuple[int, ...], list[int], Arguments]:
@@ -124,20 +124,18 @@ class Convolution(AdditiveRule):
         part: Part = saved
         batched = grad.dim() == part.x.dim()
         has_bias = "bias" in call.named
-        mask = [
-            call.wanted[0],
-            call.wanted[1],
-            part.with_bias and call.wanted[call.named["bias"]] if has_bias else False,
-        ]
-        grads = torch.ops.aten.convolution_backward(
-            grad if batched else grad[None], part.x, part.weight, [part.weight.shape[0]] if mask[2] else None,
-            *part.arguments, mask,
-        )  # fmt: skip
-        x_grad = grads[0]
+        wants_bias = part.with_bias and has_bias and call.wanted[call.named["bias"]]
+        x_grad, *grads = convolution_grads(
+            grad if batched else grad[None],
+            part.x,
+            part.weight,
+            part.arguments,
+            (call.wanted[0], call.wanted[1], wants_bias),
+        )
         if x_grad is not None:
             x_grad = x_grad if batched else x_grad[0]
             x_grad = F.pad(x_grad, [-pad for pad in part.pads]) if any(part.pads) else x_grad
-        return (x_grad, grads[1], grads[2])[: len(call.wanted)]
+        return (x_grad, *grads)[: len(call.wanted)]
 
     def _backward_of_nothing(self, call: Call, grad: Tensor) -> Grads:
         """An empty box adds the bias only."""
