@@ -10,7 +10,7 @@ from torch import Tensor
 from ..graph import Node
 from ..region import Interval, Region, meet
 from .conv import SPACE, per_dim
-from .rule import At, Call, Dims, Example, Rule, Signature, along, register, torch_op
+from .rule import At, Call, Dims, Example, Rule, Signature, along, cut, register, torch_op
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class TransposedConvolution(Rule):
         conv = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[len(space) - 1]
         y = conv(x, weight, None if gap else bias, call["stride"], padding, more, call["groups"], call["dilation"])
         for dim, (start, pad, (low, high)) in enumerate(zip(before, padding, outs), start=y.dim() - len(space)):
-            y = y.narrow(dim, max(0, start - pad), min(high - low, high - low + start))
+            y = cut(y, dim, max(0, start - pad), min(high - low, high - low + start))
         if gap:
             y = F.pad(y, [pad for start in reversed(before) for pad in (max(0, -start), 0)])
             y = y if bias is None else y + bias.view(-1, *[1] * len(space))

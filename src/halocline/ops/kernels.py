@@ -27,9 +27,7 @@ def convolution_grads(
     return _backward(grad, x, weight, chosen, wanted)
 
 
-def _backward(
-    grad: Tensor, x: Tensor, weight: Tensor, arguments: Arguments, wanted: tuple[bool, bool, bool]
-) -> Grads:
+def _backward(grad: Tensor, x: Tensor, weight: Tensor, arguments: Arguments, wanted: tuple[bool, bool, bool]) -> Grads:
     biases = [weight.shape[0]] if wanted[2] else None
     grads: Grads = torch.ops.aten.convolution_backward(grad, x, weight, biases, *arguments, wanted)
     return grads

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..graph import Node
 from ..region import Interval, Region, meet
-from .rule import At, Call, Example, Rule, Signature, index_names, register, torch_op
+from .rule import At, Call, Example, Rule, Signature, cut, index_names, register, torch_op
 
 Mode = Literal["constant", "reflect", "replicate", "circular"]
 MODES: dict[str, Mode] = {
@@ -69,7 +69,7 @@ class Padding:
         pieces = []
         for run in self.runs(out):
             first, last = sorted((self.source(run[0]), self.source(run[1] - 1)))
-            piece = x.narrow(dim, first - start, last + 1 - first)
+            piece = cut(x, dim, first - start, last + 1 - first)
             if self.source(run[0]) > first:
                 piece = piece.flip(dim)
             elif last - first < run[1] - 1 - run[0]:

@@ -14,7 +14,7 @@ from ..graph import Node
 from ..region import Interval, Region
 from .call_op import call_op
 from .conv import SPACE, per_dim
-from .rule import At, Call, Example, Rule, Signature, register, torch_op
+from .rule import At, Call, Example, Rule, Signature, cut, register, torch_op
 from .window import Window
 
 
@@ -65,7 +65,7 @@ def padded_behind(
 def cropped(y: Tensor, intervals: Sequence[Interval]) -> Tensor:
     """The first outputs along the last dims, as many as each of `intervals` has: padding may have made more."""
     for dim, (start, stop) in enumerate(intervals, start=y.dim() - len(intervals)):
-        y = y.narrow(dim, 0, stop - start)
+        y = cut(y, dim, 0, stop - start)
     return y
 
 

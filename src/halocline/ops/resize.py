@@ -15,7 +15,7 @@ from ..region import Region
 from .call_op import call_op
 from .pool import pool_dims
 from .resample import Kernel, Resampling, ResizeMode, resampling_taps
-from .rule import At, Call, Dims, Example, Grads, Rule, Signature, index_names, register, torch_op
+from .rule import At, Call, Dims, Example, Grads, Rule, Signature, cut, index_names, register, torch_op
 from .taps import Taps
 
 MODES: dict[str, ResizeMode] = {
@@ -148,7 +148,7 @@ def _grown(call: Call, x: Tensor) -> Tensor:
     y = torch_op(call.node.op).default(x, size, *more)
     spaces = zip(factors, call.writes.intervals[2:], call.reads[0].intervals[2:])
     for dim, (factor, out, read) in enumerate(spaces, start=2):
-        y = y.narrow(dim, out[0] - read[0] * factor, out[1] - out[0])
+        y = cut(y, dim, out[0] - read[0] * factor, out[1] - out[0])
     return y
 
 

@@ -237,3 +237,11 @@ def rule_of(node: Node) -> Rule | None:
 def torch_op(name: str) -> Any:
     """The function of `torch.ops.aten` by name."""
     return getattr(torch.ops.aten, name)
+
+
+def cut(x: Tensor, dim: int, start: int, size: int) -> Tensor:
+    """`size` points of `x` along `dim`, from `start` on; `x` itself where these are all.
+
+    Autograd does not see that: its gradient of a cut is a copy into zeros, in no particular memory format.
+    """
+    return x if start == 0 and size == x.shape[dim] else x.narrow(dim, start, size)

@@ -9,7 +9,7 @@ from ..graph import Node
 from ..region import Interval, Region
 from .call_op import aten, call_op
 from .intervals import replaced
-from .rule import At, Call, Example, Rule, Signature, index_names, register
+from .rule import At, Call, Example, Rule, Signature, cut, index_names, register
 
 FLIPS = ("flip", "fliplr", "flipud", "rot90")
 
@@ -81,7 +81,7 @@ class Roll(Rule):
         for dim, shift in _shifts(call.node).items():
             size, (first, last) = call.node.type.shape[dim], call.writes.intervals[dim]
             if _wraps(size, shift, (first, last)):
-                x = x.roll(shift, dim).narrow(dim, first, last - first)
+                x = cut(x.roll(shift, dim), dim, first, last - first)
         return x
 
     def example(self, rng: random.Random) -> Example:
