@@ -196,6 +196,18 @@ def test_wrong_region_is_refused_on_every_rank() -> None:
     refused(2, SignatureError, r"takes 2 tensors, as its batch has; it got 1", too_few_tensors)
 
 
+def test_tensors_without_values_are_refused_where_values_are_needed() -> None:
+    model = copy.deepcopy(NET).to("meta")
+    words = r"`model\.0\.weight` is on the meta device.*to_empty"
+    refused(2, StepError, words, lambda comm: parallelize(model, nn.CrossEntropyLoss(), BATCH, comm=comm))
+
+    def parts(comm: Comm) -> None:
+        step = step_of(comm)
+        step(*step.scatter(*(x.to("meta") for x in BATCH)))
+
+    refused(2, SignatureError, r"batch tensor 0 is on the meta device", parts)
+
+
 def test_step_without_a_batch_is_refused() -> None:
     refused(2, StepError, r"knows no batch yet", lambda comm: parallelize(copy.deepcopy(NET), comm=comm).regions)
 

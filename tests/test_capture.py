@@ -94,6 +94,19 @@ def test_capture_leaves_values_and_attributes_alone() -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+def test_shapes_on_the_meta_device_are_enough(autocast: bool) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 2))
+    batch = torch.randn(2, 3, 8, 8), torch.tensor([0, 1])
+    with torch.autocast("cpu", enabled=autocast):
+        want, _ = capture(model, nn.CrossEntropyLoss(), batch)
+        found, _ = capture(model, nn.CrossEntropyLoss(), [x.to("meta") for x in batch])
+    assert str(found) == str(want)
+    if not autocast:  # there is none on the meta device
+        empty, _ = capture(copy.deepcopy(model).to("meta"), nn.CrossEntropyLoss(), [x.to("meta") for x in batch])
+        assert str(empty) == str(want)
+
+
 def test_failing_capture_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     class Branches(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

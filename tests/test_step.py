@@ -149,6 +149,21 @@ def test_one_process_alone_needs_no_launcher(net: Net) -> None:
     assert_same_grads(grads_of(net), plain)
 
 
+def test_a_batch_on_the_meta_device_plans_for_the_real_one(net: Net) -> None:
+    batch = batch_of(4)
+
+    def rank(comm: Comm) -> float:
+        like = [x.to("meta") for x in batch]
+        step = parallelize(copy.deepcopy(net), nn.CrossEntropyLoss(), like, "h=2", comm=comm)
+        planned = step.program
+        loss = step(*(x[tuple(slice(*i) for i in region.intervals)] for x, region in zip(batch, step.regions)))
+        step.prepare(*batch)
+        assert step.program is planned
+        return loss.item()
+
+    assert run_threads(2, rank) == pytest.approx([F.cross_entropy(net(batch[0]), batch[1]).item()] * 2, rel=1e-9)
+
+
 def test_optimizer_made_before_or_after_is_the_same(net: Net) -> None:
     batch = batch_of(4)
 

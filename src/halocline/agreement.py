@@ -89,12 +89,15 @@ def fingerprint(module: nn.Module) -> str:
         raise StepError(
             f"`{lazy[0]}` has no shape yet: it belongs to a lazy module. Call the model once, on a small batch, before."
         )
+    if empty := [name for name, tensor in tensors if tensor.is_meta]:
+        raise StepError(
+            f"`{empty[0]}` is on the meta device, so it has no values to run with. Give the model some before: "
+            "model.to_empty(device=...), then load_state_dict."
+        )
     lines = [f"{name}: {tuple(t.shape)} {t.dtype} values {_digest(t)}" for name, t in tensors]
     return "\n".join(classes + lines)
 
 
 def _digest(tensor: Tensor) -> str:
-    if tensor.is_meta:
-        return "meta"
     flat = tensor.detach().reshape(-1).cpu().contiguous()
     return hashlib.blake2b(flat.view(torch.uint8).numpy().data, digest_size=8).hexdigest() if flat.numel() else ""

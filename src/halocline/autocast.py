@@ -36,13 +36,15 @@ class Autocast:
 
 
 def ambient(device: str) -> Autocast:
-    """The state that this thread is in."""
+    """The state that this thread is in; devices that do not compute, such as `meta`, know no autocast."""
+    if not torch.amp.is_autocast_available(device):
+        return Autocast(device, False, torch.get_default_dtype())
     return Autocast(device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
 
 
 def without_autocast(device: str) -> AbstractContextManager[Any]:
     """A context in which ops compute in the dtypes of their inputs."""
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+    return torch.autocast(device, enabled=False) if ambient(device).enabled else nullcontext()
 
 
 def mark_region(graph: fx.Graph, device: str, dtype: torch.dtype | None, enabled: bool) -> None:
@@ -133,7 +135,7 @@ def _explained(node: fx.Node, casts: Mapping[fx.Node, torch.dtype]) -> list[torc
     args, kwargs = pytree.tree_map(value, (node.args, dict(node.kwargs)))
     device = next(x.device.type for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor))
     try:
-        with torch.no_grad(), torch.autocast(device, enabled=False):
+        with torch.no_grad(), without_autocast(device):
             return _dtypes(target(*args, **kwargs))
     except RuntimeError:  # without autocast these dtypes do not go together
         return []

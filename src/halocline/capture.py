@@ -69,10 +69,11 @@ def _change_in_place(whole: nn.Module, path: str, before: Tensor | None, now: Te
 def capture(model: nn.Module, loss: Loss | None, batch: Sequence[Any]) -> tuple[Graph, pytree.TreeSpec]:
     """The graph of `loss(model(*batch[:-1]), batch[-1])`, or of `model(*batch)`, and the structure of its output.
 
-    `batch` gives global shapes and dtypes; its values are not read. The module is not changed.
+    `batch` gives global shapes and dtypes; its values are not read, so it may be on the meta device, and so may the
+    model. The module is not changed.
     Raises CaptureError, with the user's source line, for what cannot be captured.
     """
-    wrapped = Wrapped(model, loss)
+    wrapped, batch = Wrapped(model, loss), on_device_of(model, batch)
     with _ONE_AT_A_TIME, nothing_dropped(wrapped):
         before = kept(wrapped)
         graph, spec, changed = _captured(wrapped, batch)
@@ -84,6 +85,12 @@ def capture(model: nn.Module, loss: Loss | None, batch: Sequence[Any]) -> tuple[
                 put_back(wrapped, before, changed)
             check_steady(wrapped, changed, more, str(again) == str(graph))
     return graph, spec
+
+
+def on_device_of(model: nn.Module, batch: Sequence[Any]) -> list[Any]:
+    """The batch, its tensors on the meta device, which only have shapes, replaced by empty ones beside the model's."""
+    device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+    return [torch.empty_like(x, device=device) if isinstance(x, Tensor) and x.is_meta else x for x in batch]
 
 
 def _captured(wrapped: Wrapped, batch: Sequence[Any]) -> tuple[Graph, pytree.TreeSpec, Mapping[Place, Any]]:

@@ -44,6 +44,8 @@ class Prepared:
         if len(parts) != len(self.regions):
             return f"the step takes {len(self.regions)} tensors, as its batch has; it got {len(parts)}"
         for number, (part, region, type) in enumerate(zip(parts, self.regions, self.graph.inputs.values())):
+            if part.is_meta:
+                return f"batch tensor {number} is on the meta device, so it has no values; pass one that has"
             if tuple(part.shape) != region.shape or part.dtype != type.dtype:
                 whole = tuple(part.shape) == type.shape
                 return (

@@ -14,7 +14,7 @@ from .agreement import agree, digest, everywhere, fingerprint, together
 from .auto import plan_auto
 from .autocast import Autocast, ambient
 from .byhand import plan_by_hand
-from .capture import Loss, capture
+from .capture import Loss, capture, on_device_of
 from .code_state import CodeState, CodeWatch
 from .comm.comm import Comm
 from .comm.connect import connect
@@ -62,9 +62,9 @@ def parallelize(
     """The step that trains `model` with its samples split over all ranks, and gives the numbers of one process.
 
     `loss(model(*batch[:-1]), batch[-1])` must be a scalar; without `loss` the step returns the model's output.
-    `batch` gives the global shapes and dtypes. `plan` is `"auto"` (the best by the performance model of this host,
-    found on rank 0), `"sample"`, `"spatial"`, `"n=2,h=2"`, a dict from patterns of module names to such phrases, or a
-    `Plan`. `statistics` says over what batch norm takes its moments: `"global"` (the
+    `batch` gives the global shapes and dtypes (it may be on the meta device). `plan` is `"auto"` (the best by the
+    performance model of this host, found on rank 0), `"sample"`, `"spatial"`, `"n=2,h=2"`, a dict from patterns of
+    module names to such phrases, or a `Plan`. `statistics` says over what batch norm takes its moments: `"global"` (the
     whole mini-batch, as one process does), `"spatial"` (the ranks that share samples), `"local"`. `memory_format` is
     that of activations with space: `"channels_last"`, `"preserve"` (what the model makes of the batch's), or `"auto"`:
     channels last where the net convolves in less than double precision. `comm` is found from how the process was
@@ -184,7 +184,7 @@ class Step(nn.Module):
 
     def prepare(self, *batch: Tensor) -> None:
         """Plans for a batch of these global shapes and dtypes; the following calls of the step are of this batch."""
-        before, self._batch = self._batch, _like(batch)
+        before, self._batch = self._batch, _like(on_device_of(self.model, batch))
         try:
             self._agreed()
         except Exception:
