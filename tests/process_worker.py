@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 import halocline.step
 from halocline.comm.comm import Comm
-from halocline.comm.connect import TRANSPORT_VARIABLE, connect
+from halocline.comm.connect import connect
+from halocline.comm.started import TRANSPORT_VARIABLE
 from halocline.errors import SignatureError
 from halocline.ops.rule import RULES
 from halocline.step import Step, parallelize

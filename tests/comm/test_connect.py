@@ -2,9 +2,10 @@
 
 import pytest
 
-from halocline.comm.connect import Start, connect, find_start, first_host
+from halocline.comm.connect import connect
 from halocline.comm.failure import choose_timeout_s, name_ranks
 from halocline.comm.single import SingleComm
+from halocline.comm.started import Start, find_start, first_host
 from halocline.errors import CommError
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "gpu01", "MASTER_PORT": "29500"}

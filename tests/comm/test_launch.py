@@ -66,6 +66,13 @@ def test_exit_code_of_the_first_bad_end(
     assert text in capfd.readouterr().err
 
 
+def test_ranks_of_mpi_start_without_waiting_for_torch() -> None:
+    if "mpi" not in TRANSPORTS:
+        pytest.skip("no mpi4py")
+    code = "import sys; from halocline.comm.launch import launch; sys.exit(launch(['true'], 2, 'mpi') or 'torch' in {})"
+    assert subprocess.run([sys.executable, "-c", code.format("sys.modules")], check=False).returncode == 0
+
+
 def test_what_cannot_be_started_is_said(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert launch(["/no/such/program", "x"], 1, "gloo") == 127
     assert "cannot start `/no/such/program x`: No such file" in capfd.readouterr().err

@@ -25,8 +25,8 @@ def relaunched(ranks: int | None, arguments: Sequence[str]) -> int | None:
 
     Raises UsageError when the process was started as one of another number of ranks.
     """
-    from halocline.comm.connect import find_start
     from halocline.comm.launch import launch
+    from halocline.comm.started import find_start
 
     start = find_start(os.environ)
     if start.by != "hand":

@@ -8,9 +8,6 @@ from contextlib import contextmanager, suppress
 
 from torch._C._distributed_c10d import Store
 
-# What torchrun sets, and `launch` too: the store is theirs, and not in the process of rank 0.
-OWN_STORE = "TORCHELASTIC_USE_AGENT_STORE"
-
 _FAILED = "halocline/failed"
 _READ_BY = "halocline/read_by"
 WAITED, TIMED_OUT, ENDED = "waited", "timed out", "ended"

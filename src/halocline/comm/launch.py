@@ -14,14 +14,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-
-from torch._C._distributed_c10d import TCPStore
+from typing import TYPE_CHECKING
 
 from halocline.comm import start
-from halocline.comm.board import OWN_STORE
-from halocline.comm.connect import TRANSPORT_VARIABLE
 from halocline.comm.cores import find_cores, find_quota, share_cores
+from halocline.comm.started import OWN_STORE, TRANSPORT_VARIABLE
 from halocline.errors import CommError
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import TCPStore
 
 # A training step frees and allocates the same large tensors again and again. By default glibc returns each to the
 # kernel and every page of it is zeroed and mapped anew: measured, three quarters of the time of a step with 64 MiB
@@ -73,8 +74,7 @@ def launch(
     if ranks < 1 or not command:
         raise CommError(f"launch: asked for {ranks} ranks of the command {command}. Give a command and a rank or more.")
     transport, mpiexec = _choose_transport(transport)
-    # Where ranks without MPI find each other, and read which of them failed: here it outlives them all.
-    store = None if mpiexec else TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = None if mpiexec else _open_store()
     with tempfile.TemporaryDirectory(prefix="halocline-") as directory:
         exits = Path(directory) / "exits"
         plan = _plan(command, ranks, exits, transport, mpiexec, store.port if store else 0, threads)
@@ -96,6 +96,13 @@ def launch(
                 if code:
                     _stop(processes)
     return code
+
+
+def _open_store() -> "TCPStore":
+    """Where ranks without MPI find each other, and read which of them failed: here it outlives them all."""
+    from torch._C._distributed_c10d import TCPStore  # a second's import, which ranks of MPI need not wait for
+
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
 def _plan(

@@ -13,12 +13,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from halocline.comm.board import ENDED, OWN_STORE, TIMED_OUT, WAITED, Board, Watch
+from halocline.comm.board import ENDED, TIMED_OUT, WAITED, Board, Watch
 from halocline.comm.comm import DONE, Handle, Message, ReduceOp
 from halocline.comm.failure import ABSENT_PATIENCE_S, blamed, choose_timeout_s, gone, late, name_ranks
 from halocline.comm.meet import meet
 from halocline.comm.message import check_messages, foreign_device
 from halocline.comm.reduction import check_reduction, from_wire, to_wire
+from halocline.comm.started import OWN_STORE
 from halocline.errors import CommError
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
