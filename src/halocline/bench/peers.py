@@ -1,5 +1,6 @@
 """The races: one convolution at a time (`micro`), and whole nets against one process and DDP (`peers`)."""
 
+from dataclasses import replace
 from importlib.util import find_spec
 
 from halocline.bench.race import Side
@@ -20,6 +21,8 @@ SPLIT = (
     Side("halocline, 2 ranks, Gloo", "halocline", 2, transport="gloo"),
 )
 JAX = Side("JAX, 2 devices", "jax", threads=2)
+SHARDTENSOR = Side("ShardTensor, 2 ranks", "shardtensor", 2)
+SHARDTENSOR_NET = replace(SHARDTENSOR, name="ShardTensor, 2 ranks, no batch norm")  # it fails in their backward
 DDP = Side("DDP, 2 ranks, Gloo", "ddp", 2, channels_last=True)
 
 MICRO = {
@@ -39,14 +42,19 @@ NETS = {
 
 
 def sides_of(workload: Workload, gloo: bool = True) -> tuple[Side, ...]:
-    """One process in all its settings, halocline, DDP where each rank gets a sample, JAX where it is installed."""
+    """One process in all its settings, halocline, DDP where each rank gets a sample, and the peers that are installed.
+
+    JAX runs chains of convolutions, ShardTensor all but ResNets, whose max pooling it refuses.
+    """
     split = SPLIT if gloo else SPLIT[:1]
     jax = (JAX,) if "mesh" in workload.name and find_spec("jax") is not None else ()
-    return (*ONE_PROCESS, *split, *((DDP,) if workload.batch >= 2 else ()), *jax)
+    sharded = (SHARDTENSOR_NET,) if workload.name != "resnet50" and find_spec("physicsnemo") is not None else ()
+    return (*ONE_PROCESS, *split, *((DDP,) if workload.batch >= 2 else ()), *jax, *sharded)
 
 
 def micro_sides(workload: Workload) -> tuple[Side, ...]:
-    """One process at its best with one and two threads, and each split that the layer's batch allows."""
+    """One process at its best with one and two threads, each split that the layer's batch allows, and ShardTensor."""
     plans = ["spatial", "w=2"] + (["sample"] if workload.batch >= 2 else [])
     best = tuple(side for side in ONE_PROCESS if side.name.endswith("channels last, tuned"))
-    return (*best, *(Side(f"halocline, 2 ranks, {plan}", "halocline", 2, plan=plan) for plan in plans))
+    sharded = (SHARDTENSOR,) if find_spec("physicsnemo") is not None else ()
+    return (*best, *(Side(f"halocline, 2 ranks, {plan}", "halocline", 2, plan=plan) for plan in plans), *sharded)

@@ -26,7 +26,10 @@ START_S = 300.0  # until a side that has not come is given up
 
 @dataclass(frozen=True)
 class Side:
-    """One way to do the step: `kind` is `plain` (one process), `jax` (two devices), `halocline` or `ddp`."""
+    """One way to do the step.
+
+    `kind` is `plain` (one process), `jax` (one process with two devices), `halocline`, `ddp` or `shardtensor` (ranks).
+    """
 
     name: str
     kind: str
@@ -105,7 +108,7 @@ def _start(stack: ExitStack, side: Side, workload: Workload, listener: Listener,
             environment |= {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
         command = [sys.executable, *program]
     else:
-        transport = "gloo" if side.kind == "ddp" else side.transport
+        transport = side.transport if side.kind == "halocline" else "gloo"
         launcher = [sys.executable, "-m", "halocline.cli.main", "run", "-n", str(side.ranks), "--transport", transport]
         command = [*launcher, *program]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)

@@ -9,6 +9,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 from multiprocessing.connection import Client
 from typing import Any
 
@@ -75,6 +76,8 @@ def main() -> None:
     torch.set_num_threads(side["threads"])
     workload = Workload(**side["workload"])
     rank = connect().rank if side["kind"] == "halocline" else int(os.environ.get("RANK", "0"))
+    if side["kind"] in ("jax", "shardtensor"):  # what their packages take is not the step's memory
+        import_module(f"halocline.bench.{side['kind']}_side")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     if side["kind"] == "halocline":
         step, leaves = split_step(workload, side["plan"])
@@ -84,6 +87,10 @@ def main() -> None:
         from halocline.bench.jax_side import jax_step
 
         step, leaves = jax_step(workload), []
+    elif side["kind"] == "shardtensor":
+        from halocline.bench.shardtensor_side import shardtensor_step
+
+        step, leaves = shardtensor_step(workload)
     else:
         step, leaves = plain_step(workload, side["channels_last"])
     with Client(side["address"], authkey=bytes.fromhex(side["key"])) as driver:
