@@ -32,8 +32,8 @@ INTRODUCTION = f"""# Networks
 
 Public networks as their packages define them, small, each captured in training mode and split in space by hand
 (`plan="spatial"`) over {RANKS} ranks. Written by `python docs/list_networks.py`. The tests hold every one of them to
-the numbers of one process in double precision: output or loss, every gradient, every buffer, in training and evaluation
-(`tests/test_public_nets.py`; with `-m slow` in more splits, and over samples).
+the numbers of one process in double precision (VQVAE in single): output or loss, every gradient, every buffer, in
+training and evaluation (`tests/test_public_nets.py`; with `-m slow` in more splits, and over samples).
 
 *Split* counts the calls of ops of which every rank computes its part; *whole* those that every rank computes whole,
 with the ops and the reason. The loss, and ops on parameters alone (such as weight norm), are not counted. *Halos*

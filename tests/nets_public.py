@@ -37,7 +37,7 @@ class PublicNet:
     """A net, the shape of its input, and what its loss is taken of: `classes`, `places`, `outputs`, or `nothing`.
 
     `nothing` has no loss: the net is run for its output. `ranks` is how many share a sample in the tests; `slow` nets
-    are tested on request only.
+    are tested on request only. `dtype` is fp64 where the net can compute in it.
     """
 
     build: Callable[[], nn.Module]
@@ -45,16 +45,17 @@ class PublicNet:
     target: str = "outputs"
     ranks: int = 2
     slow: bool = False
+    dtype: torch.dtype = torch.float64
 
     def make(self, samples: int = 0) -> tuple[nn.Module, nn.Module | None, Batch]:
-        """The net in fp64, its loss, and a batch, of at least so many samples; always the same."""
+        """The net, its loss, and a batch, of at least so many samples; always the same."""
         torch.manual_seed(1)
         shape = (max(samples, self.shape[0]), *self.shape[1:])
-        model, x = self.build().double(), torch.randn(shape, dtype=torch.float64)
+        model, x = self.build().to(self.dtype), torch.randn(shape, dtype=torch.float64).to(self.dtype)
         target = {
             "classes": lambda: torch.randint(CLASSES, shape[:1]),
             "places": lambda: torch.randint(CLASSES, (shape[0], *shape[2:])),
-            "outputs": lambda: torch.tensor(0.1, dtype=torch.float64),
+            "outputs": lambda: torch.tensor(0.1, dtype=self.dtype),
         }
         if self.target == "nothing":
             return model, None, (x,)
@@ -234,6 +235,12 @@ MONAI: dict[str, PublicNet] = {
     "AutoencoderKL": PublicNet(
         monai("AutoencoderKL", **plane(num_res_blocks=(1, 1), channels=(6, 8), attention_levels=(False, True),
                                        latent_channels=3, norm_num_groups=2)), (1, 1, 38, 30),
+    ),
+    "VQVAE": PublicNet(  # its quantizer computes in fp32
+        monai("VQVAE", **plane(channels=(6, 8), num_res_layers=1, num_res_channels=(6, 8), num_embeddings=8,
+                               embedding_dim=4, downsample_parameters=((2, 4, 1, 1),) * 2,
+                               upsample_parameters=((2, 4, 1, 1, 0),) * 2)),
+        (1, 1, 36, 28), dtype=torch.float32,
     ),
     "UNETR": PublicNet(
         monai("UNETR", 1, CLASSES, (48, 32), feature_size=4, hidden_size=12, mlp_dim=16, num_heads=2, spatial_dims=2),

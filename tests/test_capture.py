@@ -62,8 +62,28 @@ class DecoratedWithoutGradient(Stateful):
         return (x * self.gate(x)[:, :, None, None]).mean((2, 3))
 
 
+class FrozenParameters(Stateful):
+    """Parameters that take no gradient and follow a running mean, as the codebook of a vector quantizer does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.code = nn.Embedding(2, 5).requires_grad_(False)
+        self.scale = nn.Parameter(torch.ones(5), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x) + self.scale[:, None, None]
+        before = self.code(torch.tensor([1], device=x.device))
+        with torch.no_grad():
+            self.mean.data.mul_(0.9).add_(x.mean((0, 2, 3)), alpha=0.1)
+            self.code.weight.data.copy_(self.mean / (1 + self.mean.abs()))
+            self.scale.mul_(0.5).add_(self.code.weight[0])
+        return x.mean((2, 3)) + before + self.code.weight.sum(0)
+
+
 @pytest.mark.parametrize("plan", ["sample", "spatial"])
-@pytest.mark.parametrize("kind", [Reassigned, ChangedInPlace, WithoutGradient, DecoratedWithoutGradient])
+@pytest.mark.parametrize(
+    "kind", [Reassigned, ChangedInPlace, WithoutGradient, DecoratedWithoutGradient, FrozenParameters]
+)
 def test_state_and_no_grad_equal_one_process(kind: type[nn.Module], plan: str) -> None:
     torch.manual_seed(0)
     model = kind().double()
@@ -73,6 +93,33 @@ def test_state_and_no_grad_equal_one_process(kind: type[nn.Module], plan: str) -
 
     for report in run_threads(2, rank):
         assert report.passed, str(report)
+
+
+def test_a_model_that_communicates_itself_is_refused() -> None:
+    class Summed(Stateful):
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.conv(x).mean((2, 3))
+            torch.distributed.all_reduce(x)
+            return x
+
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(
+            CaptureError, match=r"test_capture.py:\d+: torch.distributed.all_reduce.*itself communicates"
+        ):
+            capture(Summed().double(), nn.CrossEntropyLoss(), BATCH)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_only_parameters_without_gradient_are_changed_in_place() -> None:
+    model = FrozenParameters().double()
+    graph, _ = capture(model, nn.CrossEntropyLoss(), BATCH)
+    changed = {graph.buffers[name] for name in graph.updates}
+    assert changed == {"mean", "code.weight", "scale"} and "conv.weight" in graph.parameters.values()
+    model.scale.requires_grad_()
+    with pytest.raises(CaptureError, match=r"self\.scale\.mul_.* changes .*scale in place, .*that take a gradient"):
+        capture(model, nn.CrossEntropyLoss(), BATCH)
 
 
 def test_modes_of_modules_are_captured_one_by_one_and_left_alone() -> None:

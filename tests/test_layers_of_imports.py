@@ -15,7 +15,7 @@ ORDER = """
     errors region mesh layout transfer graph
     comm
     ops
-    source tracing watched autocast functional code_state inline capture
+    source tracing watched autocast inline functional code_state capture
     placement plan_file byhand program gradients lowering recompute exchange
     cost elimination budget candidates problem sampled_program tables paper_search search auto
     agreement notice runtime prepared step verify

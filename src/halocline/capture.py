@@ -21,7 +21,7 @@ from .autocast import LEAF_CAST, with_casts
 from .errors import CaptureError
 from .functional import MAY_RETURN_INPUT, functional
 from .graph import Graph, Node, TensorType
-from .inline import inlined
+from .inline import FIXED, inlined
 from .ops.call_op import aten, bound, node_of
 from .source import line_of_assignment, line_of_error, origin, where_nested
 from .tracing import DataIsDetached, numbered_momentum, structure, with_counters
@@ -146,6 +146,7 @@ class _Reader:
         self.inputs: dict[str, TensorType] = {}
         self.parameters: dict[str, str] = {}
         self.buffers: dict[str, str] = {}
+        self.frozen: set[str] = set()  # parameters that need no gradient: the model may change them, as buffers
         self.constants: dict[str, Tensor] = {}
         self.updates: dict[str, str] = {}
         self.buffer_of: dict[str, str] = {}  # a value that stands for a buffer -> the buffer's graph name
@@ -157,9 +158,10 @@ class _Reader:
         for node, spec in zip(placeholders, self.exported.graph_signature.input_specs, strict=True):
             self._placeholder(node, spec)
         leaves = frozenset({*self.parameters, *self.buffers, *self.constants})
-        graph = inlined(self.exported.graph_module, frozenset(self.buffers))
-        fixed = frozenset({*self.parameters, *self.inputs})
-        order = list(functional(with_casts(graph, leaves), frozenset(self.buffers), fixed).nodes)
+        changeable = frozenset({*self.buffers, *self.frozen})
+        graph = inlined(self.exported.graph_module, changeable)
+        fixed = frozenset({*self.parameters, *self.inputs} - self.frozen)
+        order = list(functional(with_casts(graph, leaves), changeable, fixed).nodes)
         for position, node in enumerate(order):
             if node.op == "call_function":
                 self._call(node, order[position + 1 :])
@@ -179,6 +181,8 @@ class _Reader:
                 "the model returns a number that depends on the values of tensors: return it as a tensor"
             )
         outputs = tuple(value for value in values if isinstance(value, str))
+        for name in self.frozen & self.updates.keys():
+            self.buffers[name] = self.parameters.pop(name)
         return with_counters(Graph(
             tuple(self.nodes), self.inputs, self.parameters, self.buffers, outputs, self.updates, self.types,
             self.constants,
@@ -195,6 +199,9 @@ class _Reader:
         path = (spec.target or "").removeprefix("model.")
         if spec.kind == InputKind.PARAMETER:
             self.parameters[name] = path
+            if not value.requires_grad:
+                self.frozen.add(name)
+                self.buffer_of[name] = name
         elif spec.kind == InputKind.BUFFER:
             self.buffers[name] = path
             self.buffer_of[name] = name
@@ -229,6 +236,11 @@ class _Reader:
             )
         if node.target._schema.name.removeprefix("aten::") in DROPPED:
             return
+        if "c10d" in node.target.namespace:
+            raise CaptureError(
+                f"{origin(node)}: the model itself communicates (`{node.target}`), but in a step every value is "
+                "that of the whole batch already. Turn it off in the model, as `ddp_sync=False` does in MONAI's VQVAE."
+            )
         if node.meta.get(LEAF_CAST):
             self.env[node], self.cast_leaves[node] = self.env[node.args[0]], _type(node.meta["val"])  # type: ignore[index]
         elif isinstance(node.meta.get("val"), Tensor):
@@ -272,10 +284,8 @@ class _Reader:
         old = self.env[first]
         self._refuse_seen_alias(node, old, later)
         functional = getattr(getattr(torch.ops.aten, target._schema.name[6:-1], None), target._overloadname, None)
-        if functional is None or old in self.inputs or old in self.parameters:
-            raise CaptureError(
-                f"{origin(node)}: `{target}` changes {old} in place, which is not supported; use its out-of-place form"
-            )
+        if functional is None or old in self.inputs or old in self.parameters.keys() - self.frozen:
+            raise CaptureError(f"{origin(node)}: `{target}` changes {old} {FIXED}")
         self._add_call(node, functional, arguments)
         new = self.env[node]
         if self.types[new] != self.types[old]:

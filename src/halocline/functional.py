@@ -15,6 +15,7 @@ from torch import Tensor, fx
 
 from .autocast import LEAF_CAST
 from .errors import CaptureError
+from .inline import FIXED
 from .ops.call_op import bound
 from .source import origin
 
@@ -196,8 +197,7 @@ class _Functional:
         """`target` holds `value` from now on, and so do all that show its memory."""
         root = self._root(target)
         if root.name in self.fixed:
-            raise CaptureError(f"{origin(node)}: `{node.target}` changes {root} in place, which is not supported; use "
-                               "its out-of-place form")  # fmt: skip
+            raise CaptureError(f"{origin(node)}: `{node.target}` changes {root} {FIXED}")
         parents = []
         step = target
         while step in self.views:

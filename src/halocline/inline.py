@@ -11,12 +11,17 @@ from .autocast import mark_region
 from .errors import CaptureError
 from .source import origin
 
+FIXED = (
+    "in place, which is not supported for the batch and for parameters that take a gradient; use its out-of-place form"
+)
+
 
 def inlined(graph_module: fx.GraphModule, kept: frozenset[str]) -> fx.Graph:
     """The module's graph without nested graphs for `torch.no_grad` and `torch.autocast`; other nested graphs stay.
 
     No gradient passes into the body of `torch.no_grad`: what it reads is detached. It may change the placeholders named
-    in `kept` (the model's buffers) in place. Raises CaptureError, with the user's line, where it changes anything else.
+    in `kept` (buffers, parameters without gradient) in place. Raises CaptureError, with the user's line, where it
+    changes anything else.
     """
     graph = graph_module.graph
     for node in list(graph.nodes):
@@ -41,6 +46,8 @@ def _inline(
             assert isinstance(argument, fx.Node)
             change = _change(place)
             if change and not enabled and argument.name not in kept:
+                if argument.op == "placeholder":
+                    raise CaptureError(f"{origin(change)}: `{change.target}` changes {argument.name} {FIXED}")
                 raise CaptureError(
                     f"{origin(change)}: `{change.target}` changes an activation in place under torch.no_grad, which is "
                     "not supported; use its out-of-place form"

@@ -121,6 +121,7 @@ def _parts(step: Step, wholes: Sequence[Tensor]) -> list[Tensor]:
 def _state(kind: str, outputs: Sequence[Tensor], model: nn.Module) -> dict[tuple[str, str], Tensor]:
     state = {(kind, str(i)): x.detach() for i, x in enumerate(outputs)}
     state |= {("gradient", name): p.grad for name, p in model.named_parameters() if p.grad is not None}
+    state |= {("parameter", name): p.detach() for name, p in model.named_parameters() if not p.requires_grad}
     return state | {("buffer", name): b for name, b in model.named_buffers()}
 
 
