@@ -16,7 +16,7 @@ ORDER = """
     comm
     ops
     source tracing watched autocast inline functional code_state capture
-    placement plan_file byhand program gradients lowering recompute exchange
+    gradients placement plan_file byhand program lowering recompute exchange
     cost elimination budget candidates problem sampled_program tables paper_search search auto
     agreement notice runtime prepared step verify
     data models feed train

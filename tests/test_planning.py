@@ -33,7 +33,11 @@ def test_a_plan_file_is_refused_for_what_it_was_not_made_for(tmp_path: Path) -> 
     path.write_text(made.to_json())
     assert read_plan(path, graph, 4) == made
     for other, ranks, says in (
-        (zoo("mini-mesh", 512, 2), 4, "another model, size or batch: for [batch float32[2,18,256,256]"),
+        (
+            zoo("mini-mesh", 512, 2),
+            4,
+            "another model, size or batch: for [batch 2 x 18 x 256 x 256, 2 x 1 x 256 x 256;",
+        ),
         (zoo("mini-mesh", 256, 1), 4, "another model, size or batch"),
         (graph, 8, "the plan was made for 4 ranks (mesh r0 2 x r1 2), but 8"),
     ):

@@ -1,6 +1,7 @@
-"""Which values of a graph carry a gradient, and which values depend on the batch."""
+"""Which values of a graph carry a gradient or depend on the batch, and which nodes run together."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
 from .graph import Graph, Node
 from .ops import rule_for
@@ -53,3 +54,32 @@ def overwriting(graph: Graph) -> frozenset[str]:
         and value not in returned
         and graph.types[value] == node.type
     )
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How a node runs beside its neighbours: in place of its input, with the op that follows, within the one before."""
+
+    overwrite: bool = False
+    then: str = ""
+    absorbed: bool = False
+
+
+ALONE = Manner()
+
+
+def manners(graph: Graph, overwrite: Collection[str]) -> Mapping[str, Manner]:
+    """How each node runs, given those that `overwrite` their first input.
+
+    A node whose rule `absorbs` the op that overwrites its output applies that op too: memory is read once for both.
+    """
+    made = {node.name: node for node in graph.nodes}
+    absorbed = {
+        node.inputs[0]: node
+        for node in graph.nodes
+        if node.name in overwrite and node.op in rule_for(made[node.inputs[0]]).absorbs
+    }
+    within = {node.name for node in absorbed.values()}
+    return {
+        name: Manner(name in overwrite, absorbed[name].op if name in absorbed else "", name in within) for name in made
+    }

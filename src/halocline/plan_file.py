@@ -4,15 +4,19 @@ import hashlib
 from pathlib import Path
 
 from .errors import PlanError
-from .graph import Graph
+from .graph import Graph, TensorType
 from .placement import Placement, Plan
 
 
 def signature_of(graph: Graph) -> str:
-    """What a plan must fit: the batch's types, and a digest of all nodes with their shapes."""
-    batch = ", ".join(map(str, graph.inputs.values()))
-    nodes = "\n".join(f"{node.name} {node.op} {node.type}" for node in graph.nodes)
+    """What a plan must fit, in whatever dtype: the batch's shapes, and a digest of all nodes with their shapes."""
+    batch = ", ".join(_shape(type) for type in graph.inputs.values())
+    nodes = "\n".join(f"{node.name} {node.op} {_shape(node.type)}" for node in graph.nodes)
     return f"batch {batch}; {len(graph.nodes)} nodes {hashlib.blake2b(nodes.encode(), digest_size=6).hexdigest()}"
+
+
+def _shape(type: TensorType) -> str:
+    return " x ".join(map(str, type.shape)) or "a scalar"
 
 
 def read_plan(path: Path, graph: Graph, ranks: int) -> Plan:

@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
+from .gradients import Manner, manners
 from .graph import Graph
 from .placement import Placement
 from .transfer import Transfer
@@ -142,6 +144,11 @@ class Program:
     @property
     def graph(self) -> Graph:
         return self.placement.graph
+
+    @cached_property
+    def manners(self) -> Mapping[str, Manner]:
+        """How each node runs beside its neighbours."""
+        return manners(self.graph, self.overwrite)
 
     def __str__(self) -> str:
         return "\n".join(["forward", *map(self._line, self.forward), "backward", *map(self._line, self.backward)])

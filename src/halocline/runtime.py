@@ -70,6 +70,7 @@ class Bound:
     sums: tuple[tuple[str, ...], ...]  # for each input that is a leaf, the axes over which its gradient is summed
     casts: tuple[tuple[torch.dtype, torch.dtype] | None, ...]  # for each leaf that is read in another dtype: both
     passing: Call | None  # the call that keeps nothing, where the node will run again
+    absorbed: bool  # whether the node before does this one's work
 
     def inputs(self, tape: Tape, first: int = 0) -> list[Tensor]:
         """What this rank reads, from the input `first` on."""
@@ -115,8 +116,9 @@ class Runner:
         wanted = tuple(
             name in self.program.differentiable and node.name in self.program.differentiable for name in node.inputs
         )
-        overwrite = node.name in self.program.overwrite
-        call = Call(node, at, rule.reads(node, at), rule.writes(node, at), wanted, noise, overwrite)
+        manner = self.program.manners[node.name]
+        reads, writes = rule.reads(node, at), rule.writes(node, at)
+        call = Call(node, at, reads, writes, wanted, noise, manner.overwrite, manner.then)
         over, replicated = self.mesh.ordered(placement.over(node)), self.program.graph.replicated
         sums = tuple(over if name in replicated else () for name in node.inputs)
         dtypes = [
@@ -126,7 +128,7 @@ class Runner:
         recomputed = node.name in self.program.recomputed
         passing = replace(call, wanted=(False,) * len(wanted)) if recomputed else None
         feeds, apart = self.program.feeds[node.name], self.program.apart.get(node.name)
-        return Bound(node, rule, call, feeds, apart, sums, casts, passing)
+        return Bound(node, rule, call, feeds, apart, sums, casts, passing, manner.absorbed)
 
     @torch.no_grad()
     def forward(self, values: Mapping[str, Tensor], keep: bool = False) -> tuple[list[Tensor], Tape]:
@@ -192,13 +194,15 @@ class Runner:
         if bound.apart is not None:
             self._compute_apart(tape, step, bound, bound.apart)
             return
+        if bound.absorbed and not tape.keep:
+            tape.values[step.node] = tape.values[bound.feeds[0]]
+            return
         if not isinstance(bound.rule, StagedRule):
             if bound.call.writes.empty:
                 like = torch.empty(bound.call.writes.shape, dtype=bound.node.type.dtype, device=tape.device)
                 tape.values[step.node] = like
                 return
-            call = replace(self._call(tape, bound), overwrite=False) if tape.keep else self._call(tape, bound)
-            output, saved = bound.rule.forward(call, bound.inputs(tape))
+            output, saved = bound.rule.forward(self._call(tape, bound), bound.inputs(tape))
         else:
             if step.stage == 0:
                 inputs = bound.inputs(tape)
@@ -213,7 +217,8 @@ class Runner:
 
     def _call(self, tape: Tape, bound: Bound) -> Call:
         """The call, which keeps what the backward pass needs unless it will run again before that."""
-        return bound.call if tape.again or bound.passing is None else bound.passing
+        call = bound.call if tape.again or bound.passing is None else bound.passing
+        return replace(call, overwrite=False, then="") if tape.keep else call  # every value is to be looked at
 
     def _again(self, tape: Tape, step: Again) -> None:
         tape.again, tape.number, self.noise.step = True, self.noise.step, tape.number  # draws what it drew then
@@ -231,6 +236,10 @@ class Runner:
             return
         if step.stage == 0:
             grad = tape.grads.pop(step.node, None)
+            if bound.absorbed:
+                if grad is not None:
+                    tape.grads[bound.feeds[0]] = grad
+                return
             saved = tape.saved.pop(step.node, None)
             if not isinstance(bound.rule, StagedRule):
                 if grad is not None and not bound.call.writes.empty:

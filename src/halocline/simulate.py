@@ -16,7 +16,7 @@ from .cost.machine import Machine
 from .cost.movement import CALLS_APART, packing_s
 from .cost.sampled import sample_ranks
 from .cost.work import partial_bytes
-from .gradients import overwriting, trained, wanted_inputs
+from .gradients import manners, overwriting, trained, wanted_inputs
 from .graph import Graph, Node
 from .ops import rule_for
 from .placement import Plan
@@ -90,7 +90,7 @@ class _Simulation:
         self.events: list[Event] = []
         self.nodes = {node.name: node for node in graph.nodes}
         self.known: dict[tuple[str, int], tuple[float, float]] = {}
-        self.over = overwriting(graph)
+        self.manners = manners(graph, overwriting(graph))
         self.local = machine.local
 
     def run(self) -> Simulated:
@@ -132,7 +132,7 @@ class _Simulation:
             placement, rule = self.program.placement, rule_for(node)
             at = placement.at(node, rank)
             wanted = wanted_inputs(node, self.program.differentiable)
-            call = LocalCall(node, at, rule.reads(node, at), rule.writes(node, at), wanted, node.name in self.over)
+            call = LocalCall(node, at, rule.reads(node, at), rule.writes(node, at), wanted, self.manners[node.name])
             self.known[node.name, rank] = self.times.seconds(call)
         return self.known[node.name, rank]
 

@@ -14,7 +14,7 @@ from .cost.movement import beside_s, gradient_share, may_stay_apart, received
 from .cost.pairs import Array, Beside, Owners, pair_costs
 from .cost.sampled import even_split, output_layout_of, sample_ranks
 from .cost.work import Kept, kept, partial_bytes
-from .gradients import carrying, overwriting, trained, wanted_inputs
+from .gradients import Manner, carrying, manners, overwriting, trained, wanted_inputs
 from .graph import Graph, Node
 from .layout import DimSplit, Layout
 from .lowering import BUCKET_BYTES
@@ -38,7 +38,7 @@ class _Fixed:
     own_itemsize: int
     grads_bytes: int
     batch: tuple[int, ...]
-    overwrite: bool
+    manner: Manner
 
 
 @dataclass
@@ -58,8 +58,8 @@ class Tables:
         return carrying(self.graph, trained(self.graph))
 
     @cached_property
-    def overwriting(self) -> frozenset[str]:
-        return overwriting(self.graph)
+    def manners(self) -> Mapping[str, Manner]:
+        return manners(self.graph, overwriting(self.graph))
 
     @cached_property
     def bucket_bytes(self) -> int:
@@ -99,8 +99,8 @@ class Tables:
         """A number that two nodes share when they cost the same."""
         if node.name not in self._kind_of:
             leaves = tuple(name in self.graph.replicated for name in node.inputs)
-            place = node.name in self.overwriting
-            held = (node.name in self.carried, self._holds_own(node), self._reads_batch(node), place)
+            manner = self.manners[node.name]
+            held = (node.name in self.carried, self._holds_own(node), self._reads_batch(node), manner)
             key = (
                 node.op, tuple(sorted((key, str(value)) for key, value in node.attrs.items())), node.roles,
                 node.input_types, node.type, wanted_inputs(node, self.carried), leaves, held,
@@ -145,7 +145,7 @@ class Tables:
         parts, rank = self.parts(node, split), 0  # rank 0 has the largest parts
         at = box(node, {i: dim.parts[self.mesh.part(rank, dim.axes)] for i, dim in parts.items()})
         reads, writes = fixed.rule.reads(node, at), fixed.rule.writes(node, at)
-        forward, backward = self.times.seconds(LocalCall(node, at, reads, writes, fixed.wanted, fixed.overwrite))
+        forward, backward = self.times.seconds(LocalCall(node, at, reads, writes, fixed.wanted, fixed.manner))
         stages = moving = 0.0
         held = float(writes.size * fixed.own_itemsize)
         for reduction, is_forward in fixed.reductions:
@@ -181,7 +181,7 @@ class Tables:
             itemsize,
             grads,
             self._reads_batch(node),
-            node.name in self.overwriting,
+            self.manners[node.name],
         )
 
     def _batch(self, node: Node, position: int, split: Split, forward_s: float) -> tuple[float, float]:

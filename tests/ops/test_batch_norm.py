@@ -14,7 +14,7 @@ from halocline.graph import Graph
 from halocline.lowering import lower
 from halocline.mesh import Mesh
 from halocline.ops import rule_for
-from halocline.ops.channels import standardised, through_statistics
+from halocline.ops.channels import Standard, standardised, through_statistics
 from halocline.ops.rule import Noise
 from halocline.placement import Placement, Plan
 from halocline.runtime import Runner
@@ -155,7 +155,8 @@ def test_half_precision_and_memory_formats(
 def test_channels_last_is_kept() -> None:
     x = image(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
     mean, variance, weight, bias = (channels(3, seed)[None] for seed in range(4))
-    y = standardised(x, mean, variance, 1e-5, weight, bias)
-    grad_x = through_statistics(y.contiguous(), x, mean, variance, 1e-5, weight, bias, mean)
+    standard = Standard(mean, variance, 1e-5)
+    y = standardised(x, standard, weight, bias)
+    grad_x = through_statistics(y.contiguous(), x, standard, weight, bias, mean)
     assert y.is_contiguous(memory_format=torch.channels_last)
     assert grad_x.is_contiguous(memory_format=torch.channels_last)

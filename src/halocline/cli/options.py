@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from halocline.comm.comm import Comm
+    from halocline.graph import Graph
     from halocline.models.zoo import Entry
     from halocline.step import PlanSpec
 
@@ -55,26 +56,25 @@ def dtype_of(name: str) -> "torch.dtype":
     return found
 
 
-def plan_of(text: str) -> "PlanSpec":
+def plan_of(text: str, graph: Callable[[], "Graph"], ranks: int) -> "PlanSpec":
     """A phrase as it is; a plan, or a dict from patterns of module names to phrases, from a JSON file.
 
-    Raises PlanError for a file that is neither.
+    Raises PlanError for a file that is neither, and for a plan that is not for this `graph` on so many ranks.
     """
-    from halocline.placement import Plan
+    from halocline.plan_file import read_plan
 
     path = Path(text)
     if path.suffix != ".json" and not path.is_file():
         return text
     try:
-        content = path.read_text()
-        document = json.loads(content)
-    except (OSError, ValueError) as error:
+        document = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
         raise PlanError(f"--plan {text}: the file cannot be read as JSON: {error}") from error
     if isinstance(document, Mapping) and "halocline_plan" not in document:
         if all(isinstance(phrase, str) for phrase in document.values()):
             return document
         raise PlanError(f"--plan {text}: neither a plan nor a dict from patterns of module names to splits")
-    return Plan.from_json(content)
+    return read_plan(path, graph(), ranks)
 
 
 @dataclass(frozen=True)
@@ -100,12 +100,14 @@ def load_on(
 ) -> Loaded:
     """Reads the files that MODEL and PLAN name and builds the net, with the weights of `seed`.
 
-    Raises HaloclineError, on every rank, where one of them fails, or for a size that the model cannot have.
+    Raises HaloclineError, on every rank, where one of them fails, for a size that the model cannot have, and for a plan
+    that was made for another model, size, batch or number of ranks.
     """
     import torch
 
     from halocline.agreement import together
     from halocline.models.zoo import load
+    from halocline.planning import captured
 
     def made() -> Loaded:
         torch.manual_seed(seed)  # a file may draw its weights when it is read
@@ -116,6 +118,7 @@ def load_on(
             net = entry.build(wide, width).to(dtype)
         except ValueError as error:
             raise HaloclineError(str(error)) from error
-        return Loaded(entry, net, plan_of(plan), wide, samples)
+        spec = plan_of(plan, lambda: captured(entry, wide, samples, width, dtype), comm.size)
+        return Loaded(entry, net, spec, wide, samples)
 
     return together(comm, f"loading {model}", made)

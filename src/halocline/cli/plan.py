@@ -5,23 +5,12 @@ from pathlib import Path
 
 import click
 
+from halocline.cli.planning_options import planning_options
+
 
 @click.command()
-@click.argument("model")
 @click.option("--ranks", type=click.IntRange(1), required=True, help="For how many ranks.")
-@click.option(
-    "--machine",
-    default="this",
-    show_default=True,
-    metavar="NAME|FILE",
-    help="lassen, dgx-h100, cpu-cluster, this host, or a TOML file.",
-)
-@click.option("--batch", type=click.IntRange(1), help="Samples in the whole batch.")
-@click.option("--size", type=click.IntRange(1), help="Width of a sample (default: the model's usual one).")
-@click.option("--width", type=click.FloatRange(0, min_open=True), default=1.0, help="Times the usual channels.")
-@click.option("--memory", metavar="SIZE", help="Memory of a rank, as in 16GiB (default: the machine's).")
-@click.option("--method", type=click.Choice(["exact", "paper"]), default="exact", show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout, and nothing else there.")
+@planning_options
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="Write the plan to this file.")
 def plan_command(
     model: str, ranks: int, machine: str, batch: int | None, size: int | None, width: float, memory: str | None,

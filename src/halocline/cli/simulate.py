@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from halocline.cli.planning_options import planning_options
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -23,23 +25,10 @@ def _counts(ctx: click.Context, parameter: click.Parameter, text: str) -> list[i
 
 
 @click.command()
-@click.argument("model")
 @click.option("--ranks", required=True, callback=_counts, help="Numbers of ranks, as in 4,8,16.")
-@click.option(
-    "--machine",
-    default="this",
-    show_default=True,
-    metavar="NAME|FILE",
-    help="lassen, dgx-h100, cpu-cluster, this host, or a TOML file.",
-)
-@click.option("--batch", type=click.IntRange(1), help="Samples in the whole batch (weak scaling: of the first).")
-@click.option("--weak", is_flag=True, help="Let the batch grow with the ranks.")
-@click.option("--size", type=click.IntRange(1), help="Width of a sample (default: the model's usual one).")
-@click.option("--width", type=click.FloatRange(0, min_open=True), default=1.0, help="Times the usual channels.")
-@click.option("--memory", metavar="SIZE", help="Memory of a rank, as in 16GiB (default: the machine's).")
-@click.option("--method", type=click.Choice(["exact", "paper"]), default="exact", show_default=True)
+@click.option("--weak", is_flag=True, help="Let the batch grow with the ranks, from --batch for the first of them.")
+@planning_options
 @click.option("--trace", type=click.Path(dir_okay=False), help="Write the last step's timeline for ui.perfetto.dev.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout, and nothing else there.")
 def simulate_command(
     model: str, ranks: list[int], machine: str, batch: int | None, weak: bool, size: int | None, width: float,
     memory: str | None, method: str, trace: str | None, as_json: bool,

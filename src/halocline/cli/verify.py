@@ -39,11 +39,12 @@ def command(
     if (status := relaunched(ranks, arguments)) is not None:
         return status
     from halocline.feed import feed_of
+    from halocline.placement import Plan
     from halocline.verify import verify
 
     with joined() as comm:
         job = load_on(comm, model, plan, size, width, batch, dtype_of(dtype), seed)
-        samples = job.batch if batch else min(job.batch, SAMPLES)
+        samples = job.batch if batch or isinstance(job.plan, Plan) else min(job.batch, SAMPLES)
         whole = feed_of(job.entry, job.size, samples, samples, dtype_of(dtype), seed).whole(0)
         loss = job.entry.loss() if job.entry.loss else None
         report = verify(job.net, loss, whole, job.plan, comm=comm, tolerance=tolerance)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ..gradients import carrying, overwriting, trained, wanted_inputs
+from ..gradients import carrying, manners, overwriting, trained, wanted_inputs
 from ..graph import Graph, Node
 from ..lowering import BUCKET_BYTES
 from ..mesh import Mesh
@@ -83,7 +83,7 @@ class _Estimating:
         self.sampled, self.machine, self.times = sampled, machine, times
         self.graph, self.mesh = sampled.graph, sampled.mesh
         self.carried = carrying(self.graph, trained(self.graph))
-        self.overwriting = overwriting(self.graph)
+        self.manners = manners(self.graph, overwriting(self.graph))
         self.seen: dict[tuple[object, ...], None] = {}  # fetches that another reader shares
 
     def result(self) -> Estimate:
@@ -104,7 +104,7 @@ class _Estimating:
     def _at_rank(self, node: Node, rank: int, last: bool) -> NodeCost:
         reads, writes = self.sampled.reads[node.name, rank], self.sampled.writes[node.name, rank]
         wanted = wanted_inputs(node, self.carried)
-        call = LocalCall(node, self.sampled.at(node, rank), reads, writes, wanted, node.name in self.overwriting)
+        call = LocalCall(node, self.sampled.at(node, rank), reads, writes, wanted, self.manners[node.name])
         forward, backward = self.times.seconds(call)
         over = self.sampled.over(node)
         halo = redistribution = 0.0

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import PlanError
+from ..gradients import ALONE, Manner
 from ..graph import Graph, Node
 from ..ops.rule import At
 from ..region import Region
@@ -24,7 +25,7 @@ class LocalCall:
     reads: tuple[Region, ...]
     writes: Region
     wanted: tuple[bool, ...]
-    overwrite: bool = False
+    manner: Manner = ALONE
 
     @cached_property
     def key(self) -> str:
@@ -37,7 +38,8 @@ class LocalCall:
         )
         made = "x".join(map(str, self.writes.shape))
         number = "" if node.output is None else f"#{node.output}"
-        return f"{node.op}{number}({attrs})[{shapes}]->{made}{'=' if self.overwrite else ''}".replace("torch.", "")
+        beside = "=" * self.manner.overwrite + f"+{self.manner.then}" * bool(self.manner.then)
+        return f"{node.op}{number}({attrs})[{shapes}]->{made}{beside}".replace("torch.", "")
 
 
 @dataclass
@@ -51,7 +53,7 @@ class LocalTimes:
 
     def seconds(self, call: LocalCall) -> tuple[float, float]:
         """The forward and the backward time of a call."""
-        if call.writes.empty:
+        if call.writes.empty or call.manner.absorbed:
             return 0.0, 0.0
         key = table_key(call, self.format)
         if key in self.measured:

@@ -114,7 +114,9 @@ def measure_call(call: LocalCall, format: str, least_s: float = 0.1, most: int =
     Inputs were just written by whoever made them; what was saved for the backward pass comes from memory.
     """
     rule, node = rule_for(call.node), call.node
-    bound = Call(node, call.at, call.reads, call.writes, call.wanted, overwrite=call.overwrite)
+    bound = Call(
+        node, call.at, call.reads, call.writes, call.wanted, overwrite=call.manner.overwrite, then=call.manner.then
+    )
     inputs = [_sample(type, region, format) for type, region in zip(node.input_types, call.reads, strict=True)]
     cache = torch.zeros(CACHE_BYTES // 4)
     forward: list[float] = []

@@ -10,7 +10,14 @@ from torch import Tensor
 
 from ..errors import PlanError
 from ..graph import Node
-from .channels import gradient_sums, standardised, statistics_dtype, through_statistics
+from .channels import (
+    Standard,
+    gradient_sums,
+    masked_gradient_sums,
+    standardised,
+    statistics_dtype,
+    through_statistics,
+)
 from .moments import local_moments
 from .rule import Call, Example, Reduction, Signature, StagedRule, Stages, index_names, register, torch_op
 
@@ -23,9 +30,9 @@ class Saved:
 
     x: Tensor
     weight: Tensor
-    mean: Tensor
-    variance: Tensor
+    standard: Standard
     count: Tensor
+    output: Tensor | None  # of the ReLU that followed
 
 
 class BatchNorm(StagedRule):
@@ -38,6 +45,7 @@ class BatchNorm(StagedRule):
     """
 
     fresh = True
+    absorbs = frozenset({"relu"})
 
     def signature(self, node: Node) -> Signature:
         names = index_names(len(node.type.shape))
@@ -88,8 +96,11 @@ class BatchNorm(StagedRule):
         weight, bias = call.given(inputs, "weight"), call.given(inputs, "bias")
         weight = torch.ones_like(mean) if weight is None else weight[None].to(dtype)
         bias = torch.zeros_like(mean) if bias is None else bias[None].to(dtype)
-        output = standardised(x, mean, variance, call["eps"], weight, bias)
-        return output, Saved(x, weight, mean, variance, count) if any(call.wanted) else None
+        standard, relu = Standard(mean, variance, call["eps"]), call.then == "relu"
+        output = standardised(x, standard, weight, bias, relu)
+        if not any(call.wanted):
+            return output, None
+        return output, Saved(x, weight, standard, count, output if relu else None)
 
     def _update(
         self, call: Call, running_mean: Tensor, running_var: Tensor, moments: Tensor, momentum: float
@@ -106,19 +117,22 @@ class BatchNorm(StagedRule):
             buffer.lerp_(value.to(buffer.dtype), momentum)
 
     def backward_stages(self, call: Call, saved: Any, grad: Tensor) -> Stages:
-        x, mean, eps, training = saved.x, saved.mean, call["eps"], call["training"]
-        rstd = (saved.variance + eps).rsqrt()
-        scale = saved.weight * rstd
-        sums = mean.new_zeros(2, *mean.shape)
-        if training or any(call.wanted[1:]):
-            sums = gradient_sums(grad, x, mean, rstd)
+        x, standard, training, masks = saved.x, saved.standard, call["training"], saved.output is not None
+        scale, count = saved.weight * standard.rstd, saved.count
+        if saved.output is not None:
+            grad, sums = masked_gradient_sums(grad, saved.output, x, standard)
+        elif training or any(call.wanted[1:]):
+            sums = gradient_sums(grad, x, standard)
+        else:
+            sums = scale.new_zeros(2, *scale.shape)
+        del saved  # with the output: from here on it takes memory for nothing
         total = sums
         if training and _over(call.node)[0]:
             total = yield sums.clone()
         grads: list[Tensor | None] = [None] * len(call.wanted)
         if call.wanted[0] and training:
-            shift, slope = -scale * total / saved.count.clamp(min=1)
-            grads[0] = through_statistics(grad, x, mean, saved.variance, eps, scale, slope, shift)
+            shift, slope = -scale * total / count.clamp(min=1)
+            grads[0] = through_statistics(grad, x, standard, scale, slope, shift, masks)
         elif call.wanted[0]:
             grads[0] = grad * scale.to(grad.dtype).view(1, -1, *(1,) * (x.dim() - 2))
         for role, value in (("weight", sums[1]), ("bias", sums[0])):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..errors import PlanError
 from ..graph import Node
-from .channels import dense_like, gradient_sums, standardised, statistics_dtype, through_statistics
+from .channels import Standard, dense_like, gradient_sums, standardised, statistics_dtype, through_statistics
 from .moments import local_moments, merge_moments
 from .rule import Call, Example, Reduction, Signature, StagedRule, Stages, index_names, register, torch_op
 
@@ -29,8 +29,7 @@ class Saved:
 
     x: Tensor
     weight: Tensor
-    mean: Tensor
-    variance: Tensor
+    standard: Standard
 
 
 class GroupNorm(StagedRule):
@@ -91,8 +90,9 @@ class GroupNorm(StagedRule):
         weight, bias = call.given(inputs, "weight"), call.given(inputs, "bias")
         weight = mean.new_ones(1, x.shape[1]) if weight is None else weight[None].to(dtype)
         bias = mean.new_zeros(1, x.shape[1]) if bias is None else bias[None].to(dtype)
-        output = standardised(x, mean, variance, call["eps"], weight.expand_as(mean), bias.expand_as(mean))
-        return output, Saved(x, weight, mean, variance) if any(call.wanted) else None
+        standard = Standard(mean, variance, call["eps"])
+        output = standardised(x, standard, weight.expand_as(mean), bias.expand_as(mean))
+        return output, Saved(x, weight, standard) if any(call.wanted) else None
 
     def _channels(self, call: Call) -> int:
         """How many channels make a group."""
@@ -136,9 +136,9 @@ class GroupNorm(StagedRule):
     def backward_stages(self, call: Call, saved: Any, grad: Tensor) -> Stages:
         if self.is_whole(call):
             return (yield from self._backward_whole(call, saved, grad))
-        x, mean, eps = saved.x, saved.mean, call["eps"]
-        rstd = (saved.variance + eps).rsqrt()
-        sums = gradient_sums(grad, x, mean, rstd)
+        x, standard = saved.x, saved.standard
+        mean, rstd = standard.mean, standard.rstd
+        sums = gradient_sums(grad, x, standard)
         channels = self._channels(call)
         slope = shift = torch.zeros_like(mean)
         if self.from_input(call.node):
@@ -149,7 +149,7 @@ class GroupNorm(StagedRule):
         grads: list[Tensor | None] = [None] * len(call.wanted)
         if call.wanted[0]:
             scale = (saved.weight * rstd).expand_as(mean)
-            grads[0] = through_statistics(grad, x, mean, saved.variance, eps, scale, slope, shift)
+            grads[0] = through_statistics(grad, x, standard, scale, slope, shift)
         for role, value in (("weight", sums[1]), ("bias", sums[0])):
             if role in call.named and call.wanted[call.named[role]]:
                 grads[call.named[role]] = value.sum(0).to(call.node.input_types[call.named[role]].dtype)

@@ -41,7 +41,7 @@ def _by_onednn(x: Tensor, weight: Tensor, arguments: Arguments) -> Arguments:
     """
     stride, padding, dilation, transposed, *rest = arguments
     if (
-        weight[0, 0].numel() == 1
+        all(size == 1 for size in weight.shape[2:])
         and x.dtype == torch.float32
         and x.device.type == "cpu"
         and not transposed

@@ -73,6 +73,7 @@ class Call:
     wanted: tuple[bool, ...]
     noise: Noise = field(default_factory=Noise)
     overwrite: bool = False  # whether the first input's memory may hold the output: nothing else looks at it
+    then: str = ""  # the op that follows and that this call applies too, in both directions; one that the rule absorbs
     memo: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)  # what a rule works out only once
 
     def __getitem__(self, attr: str) -> Any:
@@ -101,11 +102,13 @@ class Rule:
     """An op that each rank can compute from what it reads. Subclasses give `signature` and `run`.
 
     `fresh`: the output is memory of its own, and the backward pass does not need it. `overwrites`: the op can put its
-    output in place of its first input where `call.overwrite` allows that.
+    output in place of its first input where `call.overwrite` allows that. `absorbs`: ops that the rule can apply to its
+    own output where `call.then` asks for it.
     """
 
     fresh = False
     overwrites = False
+    absorbs: frozenset[str] = frozenset()
 
     def signature(self, node: Node) -> Signature:
         """The node's index space. Raises PlanError for arguments that the rule does not support."""
