@@ -54,6 +54,31 @@ def test_a_plan_file_is_refused_for_what_it_was_not_made_for(tmp_path: Path) -> 
         read_plan(tmp_path / "nothing.json", graph, 4)
 
 
+@pytest.mark.parametrize(
+    ("entry", "value", "says"),
+    [
+        ("mesh", 5, "not a halocline plan"),
+        ("mesh", [["r0", 0]], "sizes of at least 1"),
+        ("splits", [], "not a halocline plan"),
+        ("splits", {"conv2d": {"h": "r0"}}, "conv1_1`: index `h` is split over `r`"),
+        ("inputs", {"batch_0": {"2": ["zz"]}}, "splits dim 2 of `batch_0` over zz"),
+        ("inputs", {"batch_0": {"9": ["r0"]}}, "splits dim 9 of `batch_0`"),
+        ("inputs", {"picture": {}}, "it names `picture`, which is not here"),
+        ("memory_format", "rows_last", "memory_format is 'rows_last', not one of preserve, channels_last"),
+        ("division", 3, "division is 3"),
+        ("predicted_seconds", "soon", "predicted_seconds is 'soon', not a number"),
+        ("recompute", [["conv2d_99"]], "recomputes `conv2d_99`"),
+    ],
+)
+def test_a_malformed_plan_file_is_refused(tmp_path: Path, entry: str, value: object, says: str) -> None:
+    graph = zoo("mini-mesh", 256, 2)
+    document = json.loads(plan(graph, 4, LASSEN).to_json())
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps({**document, entry: value}))
+    with pytest.raises(PlanError, match=f"plan.json: .*{re.escape(says)}"):
+        read_plan(path, graph, 4)
+
+
 def test_all_ranks_get_the_plan_of_rank_0_and_it_trains() -> None:
     torch.manual_seed(0)
     x, y = torch.randn(2, 3, 16, 16, dtype=torch.float64), torch.randn(2, 4, 16, 16, dtype=torch.float64)

@@ -67,14 +67,14 @@ class Plan:
                 {name: {i: tuple(axes) for i, axes in split.items()} for name, split in document["splits"].items()},
                 {name: {int(d): tuple(axes) for d, axes in dims.items()} for name, dims in document["inputs"].items()},
                 str(document["origin"]),
-                "channels_last" if document.get("memory_format") == "channels_last" else "preserve",
+                _one_of(("preserve", "channels_last"), document, "memory_format"),
                 str(document.get("made_for", "")),
-                document.get("predicted_seconds"),
-                document.get("predicted_memory_bytes"),
-                "chunk" if document.get("division") == "chunk" else "balanced",
+                _number(document, "predicted_seconds"),
+                _number(document, "predicted_memory_bytes"),
+                _one_of(("balanced", "chunk"), document, "division"),
                 tuple(tuple(map(str, names)) for names in document.get("recompute", ())),
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise PlanError(f"plan file: not a halocline plan ({type(error).__name__}: {error})") from error
 
     def __str__(self) -> str:
@@ -85,6 +85,20 @@ class Plan:
         lines += [f"input {name}: {show(dims)}" for name, dims in self.inputs.items()]
         lines += [f"recompute: {' '.join(names)}" for names in self.recompute]
         return "\n".join(lines + [f"{name}: {show(split)}" for name, split in self.splits.items()])
+
+
+def _one_of(known: tuple[str, ...], document: Mapping[str, Any], key: str) -> Any:
+    """The value of `key`, by default the first that is `known`."""
+    if (found := document.get(key, known[0])) not in known:
+        raise ValueError(f"{key} is {found!r}, not one of {', '.join(known)}")
+    return found
+
+
+def _number(document: Mapping[str, Any], key: str) -> Any:
+    found = document.get(key)
+    if found is not None and not isinstance(found, int | float):
+        raise ValueError(f"{key} is {found!r}, not a number")
+    return found
 
 
 @dataclass(frozen=True)
@@ -106,6 +120,13 @@ class Placement:
             raise PlanError(
                 f"the plan was made for another model or batch: it names `{strangers[0]}`, which is not here"
             )
+        for name, dims in self.plan.inputs.items():
+            for dim, axes in dims.items():
+                if not 0 <= dim < len(self.graph.inputs[name].shape) or not set(axes) <= set(self.mesh.names):
+                    raise PlanError(
+                        f"the plan splits dim {dim} of `{name}` over {', '.join(axes)}, but `{name}` is "
+                        f"{self.graph.inputs[name]} and the mesh {self.mesh}"
+                    )
         _ = self.layouts
 
     @property

@@ -48,5 +48,8 @@ def check_plan(found: Plan, graph: Graph, ranks: int) -> None:
         raise PlanError(
             f"the plan was made for another model, size or batch: for [{found.made_for}], but here is [{here}]"
         )
+    nodes = {node.name for node in graph.nodes}
+    if strangers := [name for names in found.recompute for name in names if name not in nodes]:
+        raise PlanError(f"the plan recomputes `{strangers[0]}`, which is not in the model")
     if ranks <= 64:  # a placement of all ranks checks every split
         Placement(graph, found)

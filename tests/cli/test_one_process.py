@@ -135,3 +135,16 @@ def test_plans_from_files(capsys, tmp_path):
     assert status == 1 and "neither a plan nor a dict" in err
     status, _, err = call(capsys, "verify", *MINI, "--plan", str(tmp_path / "none.json"))
     assert status == 1 and "cannot be read as JSON" in err
+
+
+def test_a_plan_that_the_planner_wrote_is_used_for_what_it_was_made_for(capsys, tmp_path):
+    plan = str(tmp_path / "plan.json")
+    assert call(capsys, "plan", *MINI, "--ranks", "1", "--machine", "lassen", "-o", plan)[0] == 0
+    for command in (["train", "--steps", "1"], ["verify"]):  # in fp32 and fp64
+        assert call(capsys, *command, *MINI, "--plan", plan)[0] == 0
+        for other in (["--batch", "3"], ["--size", "64"]):
+            status, _, err = call(capsys, *command, *MINI, *other, "--plan", plan)
+            assert status == 1 and "plan.json: the plan was made for another model, size or batch" in err
+    assert call(capsys, "plan", *MINI, "--ranks", "2", "--machine", "lassen", "-o", plan)[0] == 0
+    status, _, err = call(capsys, "verify", *MINI, "--plan", plan)
+    assert status == 1 and "made for 2 ranks" in err and "but 1 are to run it" in err
