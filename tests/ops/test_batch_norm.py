@@ -154,7 +154,7 @@ def test_half_precision_and_memory_formats(
 
 def test_channels_last_is_kept() -> None:
     x = image(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
-    mean, variance, weight, bias = (channels(3, seed)[None] for seed in range(4))
+    mean, variance, weight, bias = (channels(3, seed) for seed in range(4))
     standard = Standard(mean, variance, 1e-5)
     y = standardised(x, standard, weight, bias)
     grad_x = through_statistics(y.contiguous(), x, standard, weight, bias, mean)

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -26,12 +27,11 @@ STATISTICS = ("global", "spatial", "local")
 
 @dataclass(frozen=True)
 class Saved:
-    """What the backward pass needs: the input itself, and [1, C] statistics."""
+    """What the backward pass needs: the input itself, and the statistics [C]."""
 
     x: Tensor
     weight: Tensor
     standard: Standard
-    count: Tensor
     output: Tensor | None  # of the ReLU that followed
 
 
@@ -81,8 +81,8 @@ class BatchNorm(StagedRule):
             moments = local_moments(x, [dim for dim in range(x.dim()) if dim != 1]).flatten(1)
             if merged:
                 moments = yield moments
-            count, mean, squares = moments.unbind()
-            variance = squares / count.clamp(min=1)
+            _, mean, squares = moments.unbind()
+            variance = squares / max(1, self._count(call))
             if running[0] is not None and running[1] is not None:
                 batches = call.given(inputs, "num_batches_tracked")
                 momentum = call["momentum"] if batches is None else 1 / float(batches)
@@ -91,16 +91,21 @@ class BatchNorm(StagedRule):
             if running[0] is None or running[1] is None:
                 raise PlanError(f"{call.node.where()}: batch norm in evaluation mode has no running statistics to use")
             mean, variance = running[0].clone(), running[1].clone()
-            count = torch.zeros_like(mean)
-        mean, variance, count = (values[None].to(dtype) for values in (mean, variance, count))
+        mean, variance = mean.to(dtype), variance.to(dtype)
         weight, bias = call.given(inputs, "weight"), call.given(inputs, "bias")
-        weight = torch.ones_like(mean) if weight is None else weight[None].to(dtype)
-        bias = torch.zeros_like(mean) if bias is None else bias[None].to(dtype)
+        weight = torch.ones_like(mean) if weight is None else weight.to(dtype)
+        bias = torch.zeros_like(mean) if bias is None else bias.to(dtype)
         standard, relu = Standard(mean, variance, call["eps"]), call.then == "relu"
         output = standardised(x, standard, weight, bias, relu)
         if not any(call.wanted):
             return output, None
-        return output, Saved(x, weight, standard, count, output if relu else None)
+        return output, Saved(x, weight, standard, output if relu else None)
+
+    def _count(self, call: Call) -> int:
+        """How many elements of a channel the statistics are taken of."""
+        merged, others = _over(call.node)
+        sizes = dict(zip(index_names(len(call.node.type.shape)), call.node.type.shape))
+        return prod([sizes[name] for name in merged] + [call.at[name][1] - call.at[name][0] for name in others])
 
     def _update(
         self, call: Call, running_mean: Tensor, running_var: Tensor, moments: Tensor, momentum: float
@@ -118,7 +123,7 @@ class BatchNorm(StagedRule):
 
     def backward_stages(self, call: Call, saved: Any, grad: Tensor) -> Stages:
         x, standard, training, masks = saved.x, saved.standard, call["training"], saved.output is not None
-        scale, count = saved.weight * standard.rstd, saved.count
+        scale = saved.weight * standard.rstd
         if saved.output is not None:
             grad, sums = masked_gradient_sums(grad, saved.output, x, standard)
         elif training or any(call.wanted[1:]):
@@ -131,13 +136,13 @@ class BatchNorm(StagedRule):
             total = yield sums.clone()
         grads: list[Tensor | None] = [None] * len(call.wanted)
         if call.wanted[0] and training:
-            shift, slope = -scale * total / count.clamp(min=1)
+            shift, slope = (total * (scale * (-1 / max(1, self._count(call))))).unbind()
             grads[0] = through_statistics(grad, x, standard, scale, slope, shift, masks)
         elif call.wanted[0]:
             grads[0] = grad * scale.to(grad.dtype).view(1, -1, *(1,) * (x.dim() - 2))
         for role, value in (("weight", sums[1]), ("bias", sums[0])):
             if role in call.named and call.wanted[call.named[role]]:
-                grads[call.named[role]] = value[0].to(call.node.input_types[call.named[role]].dtype)
+                grads[call.named[role]] = value.to(call.node.input_types[call.named[role]].dtype)
         return tuple(grads)
 
     def example(self, rng: random.Random) -> Example:

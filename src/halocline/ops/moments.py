@@ -74,11 +74,10 @@ def _centred(sums: Tensor, count: Tensor | int) -> Tensor:
     """The moments of `count` elements, from their `_sums`."""
     guess, rest, squares = sums.double().unbind()
     shift = rest / count
-    moments = torch.empty_like(sums, dtype=torch.float64)
-    moments[0] = count
-    torch.add(guess, shift, out=moments[1])
-    torch.sub(squares, rest.mul_(shift), out=moments[2]).clamp_(min=0)
-    return moments
+    mean, squares = guess.add_(shift), squares.sub_(rest.mul_(shift)).clamp_(min=0)
+    return torch.stack(
+        [torch.full_like(mean, count) if isinstance(count, int) else count.expand_as(mean), mean, squares]
+    )
 
 
 def _sums(x: Tensor, dims: tuple[int, ...]) -> Tensor:
@@ -89,8 +88,9 @@ def _sums(x: Tensor, dims: tuple[int, ...]) -> Tensor:
     bits cancel.
     """
     x = _wide(x)
-    longest = max(dims, key=lambda dim: x.shape[dim])
-    guess = x.narrow(longest, 0, -(-x.shape[longest] // 16)).mean(dims, keepdim=True)
+    outer = outermost(x)  # a slab of it lies in one piece
+    along = outer if outer in dims and x.shape[outer] >= 16 else max(dims, key=lambda dim: x.shape[dim])
+    guess = x.narrow(along, 0, -(-x.shape[along] // 16)).mean(dims, keepdim=True)
     deviation = x - guess
     rest = deviation.sum(dims, keepdim=True)
     return torch.stack([guess, rest, deviation.mul_(deviation).sum(dims, keepdim=True)])
