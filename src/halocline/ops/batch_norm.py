@@ -77,12 +77,11 @@ class BatchNorm(StagedRule):
         dtype = statistics_dtype(x)
         running = [call.given(inputs, "running_mean"), call.given(inputs, "running_var")]
         if call["training"]:
-            merged, _ = _over(call.node)
             moments = local_moments(x, [dim for dim in range(x.dim()) if dim != 1]).flatten(1)
-            if merged:
+            if self._taken_of(call)[0]:
                 moments = yield moments
             _, mean, squares = moments.unbind()
-            variance = squares / max(1, self._count(call))
+            variance = squares / self._taken_of(call)[2]
             if running[0] is not None and running[1] is not None:
                 batches = call.given(inputs, "num_batches_tracked")
                 momentum = call["momentum"] if batches is None else 1 / float(batches)
@@ -101,19 +100,23 @@ class BatchNorm(StagedRule):
             return output, None
         return output, Saved(x, weight, standard, output if relu else None)
 
-    def _count(self, call: Call) -> int:
-        """How many elements of a channel the statistics are taken of."""
-        merged, others = _over(call.node)
-        sizes = dict(zip(index_names(len(call.node.type.shape)), call.node.type.shape))
-        return prod([sizes[name] for name in merged] + [call.at[name][1] - call.at[name][0] for name in others])
+    def _taken_of(self, call: Call) -> tuple[tuple[str, ...], tuple[str, ...], int]:
+        """What `_over` says, and how many elements of a channel the statistics are taken of (at least 1)."""
+        if "taken of" not in call.memo:
+            merged, others = _over(call.node)
+            sizes = dict(zip(index_names(len(call.node.type.shape)), call.node.type.shape))
+            count = prod([sizes[name] for name in merged] + [call.at[name][1] - call.at[name][0] for name in others])
+            call.memo["taken of"] = merged, others, max(1, count)
+        found: tuple[tuple[str, ...], tuple[str, ...], int] = call.memo["taken of"]
+        return found
 
     def _update(
         self, call: Call, running_mean: Tensor, running_var: Tensor, moments: Tensor, momentum: float
     ) -> Generator[Tensor, Tensor, None]:
         """Moves the running statistics, in place, by `momentum` towards those of the mini-batch."""
-        _, others = _over(call.node)
-        count, mean, squares = moments
-        unbiased = squares / (count - 1).clamp(min=1)
+        _, others, elements = self._taken_of(call)
+        count, mean, squares = moments.unbind()
+        unbiased = squares / max(1, elements - 1)
         if others:
             weighted = yield torch.stack([count, count * mean, count * unbiased])
             total = weighted[0].clamp(min=1)
@@ -132,11 +135,11 @@ class BatchNorm(StagedRule):
             sums = scale.new_zeros(2, *scale.shape)
         del saved  # with the output: from here on it takes memory for nothing
         total = sums
-        if training and _over(call.node)[0]:
+        if training and self._taken_of(call)[0]:
             total = yield sums.clone()
         grads: list[Tensor | None] = [None] * len(call.wanted)
         if call.wanted[0] and training:
-            shift, slope = (total * (scale * (-1 / max(1, self._count(call))))).unbind()
+            shift, slope = (total * (scale * (-1 / self._taken_of(call)[2]))).unbind()
             grads[0] = through_statistics(grad, x, standard, scale, slope, shift, masks)
         elif call.wanted[0]:
             grads[0] = grad * scale.to(grad.dtype).view(1, -1, *(1,) * (x.dim() - 2))
