@@ -1,5 +1,11 @@
-"""The kernels of convolution: the same values as `torch.convolution` gives, by the faster of the kernels torch has."""
+"""The kernels of convolution: the same values as `torch.convolution` gives, by the faster of the kernels torch has.
 
+In fp32 on a CPU oneDNN's are the fast ones. torch passes them by for a pointwise convolution in a process of one
+thread, where a matrix product takes twice as long, and for one small sample, where its own kernel in 3-D takes up to
+ten times as long. A rank has one thread and small parts more often than a process that holds everything.
+"""
+
+from math import prod
 from typing import Any
 
 import torch
@@ -8,23 +14,39 @@ from torch import Tensor
 Arguments = tuple[Any, ...]  # of torch.convolution: stride, padding, dilation, transposed, output padding, groups
 Grads = tuple[Tensor | None, Tensor | None, Tensor | None]
 
+_SMALL = 20480  # elements, not counting the last dim, up to which torch takes its own kernel for one sample
 _WIDE = 1024  # channels from which on oneDNN's weight gradient of few points falls behind
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, arguments: Arguments) -> Tensor:
     """As `torch.convolution`; `x` has a batch dim."""
-    return torch.convolution(x, weight, bias, *_by_onednn(x, weight, arguments))
+    stride, padding, dilation, transposed, _, groups = arguments
+    if _may_use_onednn(x) and not transposed:
+        return torch.ops.aten.mkldnn_convolution(x, weight, bias, padding, stride, dilation, groups)  # type: ignore[no-any-return]
+    return torch.convolution(x, weight, bias, *arguments)
 
 
 def convolution_grads(
     grad: Tensor, x: Tensor, weight: Tensor, arguments: Arguments, wanted: tuple[bool, bool, bool]
 ) -> Grads:
     """The gradients of `x`, `weight` and bias, where `wanted`."""
-    chosen = _by_onednn(x, weight, arguments)
-    if chosen is not arguments and wanted[0] and wanted[1] and _has_few_points(x):
-        (x_grad, _, _) = _backward(grad, x, weight, chosen, (True, False, False))
+    stride, _, dilation, transposed, _, groups = arguments
+    if not _may_use_onednn(x) or transposed:
+        return _backward(grad, x, weight, arguments, wanted)
+    if x.dim() == 5 and groups == 1 and len(x) == 1 and x.shape[:4].numel() <= _SMALL:
+        return _small_backward(grad, x, weight, arguments, wanted)
+    if prod(weight.shape[2:]) > 1 or torch.get_num_threads() > 1 or max(*stride, *dilation) > 1:
+        return _backward(grad, x, weight, arguments, wanted)
+    # torch never takes a matrix product where there is dilation, which makes no difference to a kernel of one point.
+    dilated = (*arguments[:2], [2] * len(dilation), *arguments[3:])
+    if wanted[0] and x.shape[1] >= _WIDE and x.numel() < x.shape[1] ** 2:
+        (x_grad, _, _) = _backward(grad, x, weight, dilated, (True, False, False))
         return x_grad, *_backward(grad, x, weight, arguments, (False, *wanted[1:]))[1:]
-    return _backward(grad, x, weight, chosen, wanted)
+    return _backward(grad, x, weight, dilated, wanted)
+
+
+def _may_use_onednn(x: Tensor) -> bool:
+    return x.dtype == torch.float32 and x.device.type == "cpu" and x.dim() > 3 and torch._C._get_mkldnn_enabled()
 
 
 def _backward(grad: Tensor, x: Tensor, weight: Tensor, arguments: Arguments, wanted: tuple[bool, bool, bool]) -> Grads:
@@ -33,24 +55,12 @@ def _backward(grad: Tensor, x: Tensor, weight: Tensor, arguments: Arguments, wan
     return grads
 
 
-def _by_onednn(x: Tensor, weight: Tensor, arguments: Arguments) -> Arguments:
-    """`arguments` with which torch takes oneDNN's kernel for a pointwise convolution by a process of one thread.
-
-    It would take a matrix product, which is half as fast here; but never for a dilated convolution, and how far
-    apart the points of a kernel of a single point are makes no difference.
-    """
-    stride, padding, dilation, transposed, *rest = arguments
-    if (
-        all(size == 1 for size in weight.shape[2:])
-        and x.dtype == torch.float32
-        and x.device.type == "cpu"
-        and not transposed
-        and all(step == 1 for step in (*stride, *dilation))
-        and torch.get_num_threads() == 1
-    ):
-        return stride, padding, [2] * len(dilation), transposed, *rest
-    return arguments
-
-
-def _has_few_points(x: Tensor) -> bool:
-    return x.shape[1] >= _WIDE and x.numel() < x.shape[1] ** 2
+def _small_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, arguments: Arguments, wanted: tuple[bool, bool, bool]
+) -> Grads:
+    """By oneDNN, which torch takes for tensors in oneDNN's own format whatever their size."""
+    grads = _backward(grad.to_mkldnn(), x.to_mkldnn(), weight, arguments, wanted)
+    x_grad, weight_grad, bias_grad = (g.to_dense() if g is not None and g.is_mkldnn else g for g in grads)
+    if x_grad is not None and x.is_contiguous(memory_format=torch.channels_last_3d):
+        x_grad = x_grad.contiguous(memory_format=torch.channels_last_3d)
+    return x_grad, weight_grad, bias_grad
