@@ -25,7 +25,7 @@ def _for_kernel(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Saved:
-    """What the backward pass needs: the input itself, its scale [1, C], and statistics [N, C]."""
+    """What the backward pass needs: the input itself, its scale [1, C], and the statistics [N, C]."""
 
     x: Tensor
     weight: Tensor
@@ -85,7 +85,8 @@ class GroupNorm(StagedRule):
                 yield from self._update(call, inputs, moments)
             mean, variance = (values.repeat_interleave(self._channels(call), 1) for values in (mean, variance))
         else:
-            mean, variance = (self._running(call, inputs, role) for role in ("running_mean", "running_var"))
+            running = (self._running(call, inputs, role) for role in ("running_mean", "running_var"))
+            mean, variance = (values.expand(len(x), -1) for values in running)
         mean, variance = mean.to(dtype), variance.to(dtype)
         weight, bias = call.given(inputs, "weight"), call.given(inputs, "bias")
         weight = mean.new_ones(1, x.shape[1]) if weight is None else weight[None].to(dtype)
