@@ -18,7 +18,7 @@ ORDER = """
     source tracing watched autocast inline functional code_state capture
     gradients placement plan_file byhand program lowering recompute exchange
     cost elimination budget candidates problem sampled_program tables paper_search search auto
-    agreement notice runtime prepared step verify
+    agreement notice runtime prepared step step_overhead verify
     data models feed train
     simulate planning scaling report bench fuzz
     cli

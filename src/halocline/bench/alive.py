@@ -31,6 +31,8 @@ class Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _see(self, tensor: Tensor) -> None:
+        if tensor.is_mkldnn:  # a passing copy, which has no storage to look at
+            return
         storage = tensor.untyped_storage()
         if id(storage) in self.known or not storage.nbytes():
             return

@@ -26,6 +26,7 @@ from ..cost.measure import measure_call, typical
 from ..errors import HaloclineError
 from ..models.zoo import ZOO
 from ..step import Step, parallelize
+from ..step_overhead import with_step_overhead
 from .alive import Alive
 
 STEPS = 7  # timed after two that warm up
@@ -127,7 +128,7 @@ def predicted(net: Net, step: Step, comm: Comm, machine: Calibration, known: dic
 
 def rows_on(comm: Comm, nets: Sequence[Net], tell: Callable[[str], None]) -> list[Row]:
     """The rows of all nets on the ranks of `comm`: whole on one rank, else under each of their plans."""
-    machine, known, rows = calibrate(comm), dict[str, Any](), list[Row]()
+    machine, known, rows = with_step_overhead(calibrate(comm), comm), dict[str, Any](), list[Row]()
     for net in nets:
         entry = ZOO[net.name]
         assert entry.loss is not None and entry.batch is not None

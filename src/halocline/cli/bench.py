@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from halocline.cli.progress import consoles
+
 if TYPE_CHECKING:
     from halocline.bench.race import Result
     from halocline.bench.workload import Workload
@@ -52,15 +54,13 @@ def command(arguments: list[str], /, kind: str, only: tuple[str, ...], rounds: i
 
 
 def _fidelity(only: tuple[str, ...], as_json: bool) -> int:
-    from rich.console import Console
-
     from halocline.bench.fidelity import document, fidelity, table
 
     rows = fidelity(lambda text: click.echo(text, err=True), only[0] if only else None)
     if as_json:
         print(json.dumps(document(rows)))
     else:
-        Console().print(table(rows))
+        consoles(None)[0].print(table(rows))
     return 0
 
 
@@ -97,7 +97,6 @@ def _summary(workload: "Workload", results: "list[Result]") -> dict[str, Any]:
 
 
 def _show(name: str, workload: "Workload", summary: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(title=f"{name}: {workload}", title_justify="left")
@@ -109,4 +108,4 @@ def _show(name: str, workload: "Workload", summary: dict[str, Any]) -> None:
             side["name"], f"{1e3 * side['median_s']:.2f}", f"± {100 * side['spread']:.0f} %", ratio,
             f"{side['memory_bytes'] / 1e6:.0f}",
         )  # fmt: skip
-    Console().print(table)
+    consoles(None)[0].print(table)

@@ -46,6 +46,7 @@ def _calibrate(
     from halocline.models.zoo import load
     from halocline.planning import Asked, captured, measured_plan
     from halocline.report.explain import milliseconds
+    from halocline.step_overhead import with_step_overhead
 
     _, error = consoles(columns)
 
@@ -53,7 +54,7 @@ def _calibrate(
         if comm.rank == 0 and sys.stderr.isatty() | (columns is not None):
             error.print(f"calibrating: {what} ({done}/{total})", end="\r", highlight=False)
 
-    found = calibrate(comm, progress)
+    found = with_step_overhead(calibrate(comm, progress), comm, progress)
     if comm.rank == 0:
         save(found, comm.size)
     comm.all_gather_object(None)

@@ -35,6 +35,7 @@ class Roofline:
     """The time of a local computation from its flops and bytes: `overhead_s`, and the longer of both.
 
     Of the peak `flops_per_s` a computation of w flops reaches `efficiency * w / (w + half_flops)`: small work is slow.
+    To a time that was measured instead, `runtime_s` is added: what the runtime does around it.
     """
 
     flops_per_s: Mapping[str, float]
@@ -42,6 +43,7 @@ class Roofline:
     efficiency: float
     half_flops: float
     overhead_s: float
+    runtime_s: float = 0.0
 
     def seconds(self, flops: float, moved_bytes: float, dtype: torch.dtype) -> float:
         """The time of a computation that does `flops` and moves `moved_bytes` to and from memory."""
@@ -134,7 +136,7 @@ class Machine:
             lines += [f"latency_s = {level.latency_s!r}", f"seconds_per_byte = {level.seconds_per_byte!r}"]
             lines += [f"shared_by = {level.shared_by}"]
         local = self.local
-        lines += ["", "[local]", f"overhead_s = {local.overhead_s!r}"]
+        lines += ["", "[local]", f"overhead_s = {local.overhead_s!r}", f"runtime_s = {local.runtime_s!r}"]
         lines += [f"memory_seconds_per_byte = {local.memory_seconds_per_byte!r}"]
         lines += [f"efficiency = {local.efficiency!r}", f"half_flops = {local.half_flops!r}"]
         lines += ["", "[local.flops_per_s]", *(f"{dtype} = {rate!r}" for dtype, rate in local.flops_per_s.items())]
@@ -247,8 +249,9 @@ def _local(table: _Table) -> Roofline:
         efficiency,
         table.number("half_flops", "flops, at least 0", above=False),
         table.number("overhead_s", "seconds, at least 0", above=False),
+        table.number("runtime_s", "seconds, at least 0", above=False, default=0.0),
     )
-    table.done("flops_per_s, memory_seconds_per_byte, efficiency, half_flops, overhead_s")
+    table.done("flops_per_s, memory_seconds_per_byte, efficiency, half_flops, overhead_s, runtime_s")
     return local
 
 

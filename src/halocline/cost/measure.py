@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from statistics import fmean, median
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from ..comm.comm import Comm
 from ..exchange import channels_last
 from ..graph import TensorType
 from ..ops import rule_for
-from ..ops.rule import Call, StagedRule
+from ..ops.rule import Call, Rule, StagedRule
 from ..region import Region
 from .local_times import LocalCall
 
@@ -111,42 +112,51 @@ def _timed(work: Callable[[], object], repeats: int, comm: Comm) -> float:
 def measure_call(call: LocalCall, format: str, least_s: float = 0.1, most: int = 12) -> tuple[float, float]:
     """The forward and the backward seconds of a local computation, the way the runtime runs it.
 
-    Inputs were just written by whoever made them; what was saved for the backward pass comes from memory.
+    Inputs were just written by whoever made them; what was saved for the backward pass comes from memory, and so does
+    the memory that results are put in. The code is warm, as in a step that is full of such calls: before each timing
+    the same is done with other tensors.
     """
     rule, node = rule_for(call.node), call.node
     bound = Call(
         node, call.at, call.reads, call.writes, call.wanted, overwrite=call.manner.overwrite, then=call.manner.then
     )
-    inputs = [_sample(type, region, format) for type, region in zip(node.input_types, call.reads, strict=True)]
+    others, inputs = (
+        [_sample(type, region, format) for type, region in zip(node.input_types, call.reads, strict=True)]
+        for _ in range(2)
+    )
     cache = torch.zeros(CACHE_BYTES // 4)
     forward: list[float] = []
     backward: list[float] = []
-    grad: Tensor | None = None
     begin = time.perf_counter()
     with torch.no_grad():
         while len(forward) < 4 or (time.perf_counter() - begin < least_s and len(forward) < most):
             cache.add_(1)
-            for x in inputs:
-                if x.is_floating_point():
-                    x.mul_(1)
-            start = time.perf_counter()
-            if isinstance(rule, StagedRule):
-                output, saved = _driven(rule.forward_stages(bound, inputs))
-            else:
-                output, saved = rule.forward(bound, inputs)
-            forward.append(time.perf_counter() - start)
-            if not any(call.wanted):
-                continue
-            grad = torch.ones_like(output) if grad is None else grad.mul_(1)
-            cache.add_(1)
-            grad.mul_(1)
-            start = time.perf_counter()
-            if isinstance(rule, StagedRule):
-                _driven(rule.backward_stages(bound, saved, grad))
-            else:
-                rule.backward(bound, saved, grad)
-            backward.append(time.perf_counter() - start)
+            _, (held, other) = _timed_call(rule, bound, others)
+            seconds, (output, saved) = _timed_call(rule, bound, inputs)
+            forward.append(seconds)
+            if any(call.wanted):
+                cache.add_(1)
+                _timed_gradient(rule, bound, other, torch.ones_like(held))
+                backward.append(_timed_gradient(rule, bound, saved, torch.ones_like(output)))
     return typical(forward[1:]), typical(backward[1:]) if backward else 0.0
+
+
+def _timed_call(rule: Rule, bound: Call, inputs: list[Tensor]) -> tuple[float, tuple[Tensor, Any]]:
+    for x in inputs:
+        if x.is_floating_point():
+            x.mul_(1)
+    start = time.perf_counter()
+    made = _driven(rule.forward_stages(bound, inputs)) if isinstance(rule, StagedRule) else rule.forward(bound, inputs)
+    return time.perf_counter() - start, made
+
+
+def _timed_gradient(rule: Rule, bound: Call, saved: Any, grad: Tensor) -> float:
+    start = time.perf_counter()
+    if isinstance(rule, StagedRule):
+        _driven(rule.backward_stages(bound, saved, grad))
+    else:
+        rule.backward(bound, saved, grad)
+    return time.perf_counter() - start
 
 
 def typical(times: list[float]) -> float:
@@ -154,14 +164,14 @@ def typical(times: list[float]) -> float:
     return fmean(sorted(times)[: max(1, len(times) - 1)])
 
 
-def _driven(stages: Iterator[Tensor]) -> tuple[Tensor, object]:
+def _driven(stages: Iterator[Tensor]) -> Any:
     """Runs a staged computation to its end; partial values come back as they are."""
     try:
         partial = next(stages)
         while True:
             partial = stages.send(partial)  # type: ignore[attr-defined]
     except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
+        return end.value
 
 
 def _sample(type: TensorType, region: Region, format: str) -> Tensor:

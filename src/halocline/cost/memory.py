@@ -4,12 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from ..gradients import overwriting, trained, wanted_inputs
+from ..gradients import Manner, manners, overwriting, trained, wanted_inputs
 from ..graph import Graph, Node
+from ..lowering import BUCKET_BYTES
 from .movement import may_stay_apart
 from .sampled import Sampled
 from .work import VIEWS, Kept, kept
 
+BUCKET = "bucket of gradients"
 OPTIMIZER_COPIES = 1  # SGD with momentum; Adam holds two
 
 
@@ -19,8 +21,8 @@ class Memory:
 
     `kept_bytes` are alive when the backward pass begins, `passing_bytes` is what the worst moment has beyond them
     (values on their way, halos, gradients of activations), `gradients_bytes` what the parameters' gradients add to the
-    worst moment: they come as activations go, `batch_bytes` the batch as the user holds it where a copy in
-    another memory format is used, `largest` the values that keep most, with their bytes.
+    worst moment: they come as activations go, `largest` the values that keep most, with their bytes. The batch counts
+    once: `Step.scatter` gives it in the memory format that the program wants.
     """
 
     parameters_bytes: int
@@ -28,18 +30,12 @@ class Memory:
     optimizer_bytes: int
     kept_bytes: int
     passing_bytes: int
-    batch_bytes: int = 0
     largest: tuple[tuple[str, int], ...] = ()
 
     @cached_property
     def total_bytes(self) -> int:
         return (
-            self.parameters_bytes
-            + self.gradients_bytes
-            + self.optimizer_bytes
-            + self.kept_bytes
-            + self.passing_bytes
-            + self.batch_bytes
+            self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes + self.kept_bytes + self.passing_bytes
         )
 
 
@@ -79,10 +75,10 @@ def memory_of(sampled: Sampled, carried: frozenset[str]) -> Memory:
     """What the fullest of the sample ranks needs."""
     own, state = persistent_bytes(sampled.graph)
     walks = [_Walk(sampled, carried, rank) for rank in sampled.ranks[:1] + sampled.ranks[-1:]]
-    fullest = max(((*walk.run(), walk) for walk in walks), key=lambda found: found[1] + found[3].batch_bytes)
+    fullest = max(((*walk.run(), walk) for walk in walks), key=lambda found: found[1])
     kept_bytes, peak, largest, walk = fullest
     without = walk.peak_without_gradients
-    return Memory(own, peak - without, state, kept_bytes, max(0, without - kept_bytes), walk.batch_bytes, largest)
+    return Memory(own, peak - without, state, kept_bytes, max(0, without - kept_bytes), largest)
 
 
 class _Walk:
@@ -91,7 +87,7 @@ class _Walk:
     def __init__(self, sampled: Sampled, carried: frozenset[str], rank: int) -> None:
         self.sampled, self.graph, self.carried, self.rank = sampled, sampled.graph, carried, rank
         self.heap = _Heap()
-        self.batch_bytes = self.leaf_bytes = self.peak_without_gradients = 0
+        self.leaf_bytes = self.peak_without_gradients = 0
         self.block: dict[str, str] = {}  # value -> the block that holds its own region
         self.kept: dict[str, list[str]] = {}
         self.feeds: dict[str, list[tuple[str, int]]] = {}  # node -> block and bytes of each input
@@ -101,11 +97,8 @@ class _Walk:
         for position, node in enumerate(self.graph.nodes):
             for name in (*node.inputs, node.name):
                 last[name] = position
-        for name, type in self.graph.inputs.items():
+        for name in self.graph.inputs:
             self._own(name, name)
-            spatial = len(type.shape) in (4, 5) and type.dtype.is_floating_point and type.shape[1] > 1
-            if spatial and self.sampled.plan.memory_format == "channels_last":  # a copy, beside what the user holds
-                self.batch_bytes += self._bytes(name)
         ending: dict[int, list[str]] = {}
         for name, position in last.items():
             ending.setdefault(position, []).append(name)
@@ -175,20 +168,28 @@ class _Walk:
             self.heap.drop(block)
 
     def _leaf_gradients(self, node: Node) -> None:
-        """The gradients of the node's parameters come to stay; those summed over ranks also in a bucket."""
-        copies = 2 if self.sampled.over(node) else 1
+        """The gradients of the node's parameters come to stay; those to be summed over ranks move to a bucket."""
         for leaf, want in zip(node.inputs, wanted_inputs(node, self.carried)):
             if want and leaf in self.graph.replicated and f"gradient of {leaf}" not in self.heap.holders:
-                nbytes = copies * self.graph.types[leaf].nbytes
+                nbytes = self.graph.types[leaf].nbytes
                 self.heap.hold(f"gradient of {leaf}", nbytes)
                 self.leaf_bytes += nbytes
+                if self.sampled.over(node) and self.heap.sizes.get(BUCKET, 0) < BUCKET_BYTES:
+                    self._grow_bucket(nbytes)
+
+    def _grow_bucket(self, nbytes: int) -> None:
+        """For a moment a bucket's gradients are there twice; how large that gets shows as they come."""
+        before = self.heap.sizes.get(BUCKET, 0)
+        self.heap.drop(BUCKET)
+        self.heap.hold(BUCKET, before + nbytes)
+        self.leaf_bytes += nbytes
 
     def _in_place(self, node: Node, block: str) -> bool:
-        return node.name in self.overwriting and block == self.block[node.inputs[0]]
+        return self.manners[node.name].overwrite and block == self.block[node.inputs[0]]
 
     @cached_property
-    def overwriting(self) -> frozenset[str]:
-        return overwriting(self.graph)
+    def manners(self) -> Mapping[str, Manner]:
+        return manners(self.graph, overwriting(self.graph))
 
     def _backward(self, node: Node) -> None:
         """The gradient of the output is there; those of the inputs come, then what was kept and the first go."""
@@ -197,10 +198,12 @@ class _Walk:
         grad = f"gradient of {node.name}"
         if grad not in self.heap.holders:
             self.heap.hold(grad, self._bytes(node.name))
+        if self.manners[node.name].then:  # the input's gradient comes in place of it
+            self.heap.drop(grad)
         for value, (_, size), want in zip(node.inputs, self.feeds[node.name], wanted_inputs(node, self.carried)):
             if want and value not in self.graph.replicated:
                 made = f"gradient of {value} from {node.name}"
-                if node.op not in VIEWS:
+                if node.op not in VIEWS and not self.manners[node.name].then:
                     self.heap.hold(made, size)
                 if f"gradient of {value}" not in self.heap.holders:
                     if made in self.heap.sizes and size == self._bytes(value):

@@ -121,6 +121,7 @@ def _nothing(inputs: tuple[bool, ...]) -> Kept:
 
 LEAN: dict[str, Callable[[tuple[bool, ...]], Kept]] = {
     "relu": _output_only,
+    **dict.fromkeys(("add", "cat", "concat", "concatenate"), _nothing),
     **dict.fromkeys(VIEWS, _nothing),
     **{f"upsample_{kind}": _nothing for kind in ("nearest1d", "nearest2d", "nearest3d", "bilinear2d", "trilinear3d")},
     "dropout": _nothing,  # its mask is a hash, drawn again

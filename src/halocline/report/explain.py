@@ -120,7 +120,6 @@ def as_document(found: Found) -> dict[str, Any]:
             "optimizer": memory.optimizer_bytes,
             "kept": memory.kept_bytes,
             "passing": memory.passing_bytes,
-            "batch": memory.batch_bytes,
         },
         "layers": [
             {
@@ -167,7 +166,7 @@ def _head(found: Found) -> list[str]:
         f"time: {kinds}",
         f"memory of a rank: {gib(memory.total_bytes)}{limit} (parameters {gib(memory.parameters_bytes)}, gradients "
         f"{gib(memory.gradients_bytes)}, optimizer {gib(memory.optimizer_bytes)}, kept for the backward pass "
-        f"{gib(memory.kept_bytes)}, passing {gib(memory.passing_bytes)}, batch {gib(memory.batch_bytes)})",
+        f"{gib(memory.kept_bytes)}, passing {gib(memory.passing_bytes)})",
         "",
     ]
 
