@@ -31,6 +31,7 @@ from .transfer import Transfer
 
 Halo = Literal["auto", "extend", "correct"]
 CORRECT_BYTES = 512 << 10  # from this size of a rank's block on, copying it costs more than a few small calls
+CORRECT_SHARE = 8  # and from this many times the weights on: each of these calls reads them, and makes their gradient
 BUCKET_BYTES = 4 << 20  # gradient sums start when this much is ready: large enough to reach full bandwidth
 
 
@@ -41,6 +42,11 @@ def lower(placement: Placement, wanted: frozenset[str], halo: Halo = "auto") -> 
     the block alone and adds what the halo gives, `auto` takes the second for large blocks. Both are exact.
     """
     return Lowering(placement, wanted, halo).program()
+
+
+def least_apart_bytes(node: Node) -> int:
+    """From which size of a rank's block on its halo stays apart when `node` reads it, if that is left to `auto`."""
+    return max(CORRECT_BYTES, CORRECT_SHARE * sum(type.nbytes for type in node.input_types[1:]))
 
 
 class Lowering:
@@ -98,7 +104,8 @@ class Lowering:
             block_bytes = self.graph.types[fetch.value].nbytes // self.mesh.parts(
                 self.mesh.ordered(fetch.transfer.owns.axes)
             )
-            large = self.halo == "correct" or (self.halo == "auto" and block_bytes >= CORRECT_BYTES)
+            least = max(least_apart_bytes(nodes[reader]) for reader in fetch.readers)
+            large = self.halo == "correct" or (self.halo == "auto" and block_bytes >= least)
             if (
                 large
                 and not fetch.transfer.local

@@ -210,6 +210,11 @@ class Step(nn.Module):
             wholes.append(mover.finish(mover.start(part.detach(), self.comm)))
         return pytree.tree_unflatten(wholes, prepared.spec)
 
+    @property
+    def runner(self) -> Runner:
+        """What runs the current program on this rank."""
+        return self._prepared().runner
+
     def leaves(self) -> dict[str, Tensor]:
         """The model's parameters and buffers, by their names in the current program's graph."""
         return self._prepared().leaves()

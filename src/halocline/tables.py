@@ -17,7 +17,7 @@ from .cost.work import Kept, kept, partial_bytes
 from .gradients import Manner, carrying, manners, overwriting, trained, wanted_inputs
 from .graph import Graph, Node
 from .layout import DimSplit, Layout
-from .lowering import BUCKET_BYTES
+from .lowering import BUCKET_BYTES, least_apart_bytes
 from .mesh import Mesh
 from .ops import rule_for
 from .ops.rule import AdditiveRule, Reduction, Rule, StagedRule
@@ -289,7 +289,7 @@ class Tables:
             call = LocalCall(reader, at, rule.reads(reader, at), rule.writes(reader, at), wanted)
             found.append(self.times.seconds(call))
         forward, backward = (np.array(column, dtype=np.float64) for column in zip(*found))
-        return Beside(tuple(rule.additive_dims(reader)), forward, backward)
+        return Beside(tuple(rule.additive_dims(reader)), forward, backward, least_apart_bytes(reader))
 
     def _layout(self, producer: Node | None, value: str, group: Group, split: Split) -> Layout:
         if producer is None:

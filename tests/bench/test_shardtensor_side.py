@@ -29,6 +29,7 @@ for name, workload in {workloads!r}.items():
     step()
     gradients = [leaf.grad.full_tensor() if hasattr(leaf.grad, "full_tensor") else leaf.grad for leaf in leaves]
     torch.save(gradients, f"{directory}/{{name}}-{{torch.distributed.get_rank()}}.pt")
+torch.distributed.destroy_process_group()  # left to the end of Python, its threads may abort the process
 """
 
 

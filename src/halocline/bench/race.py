@@ -10,9 +10,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from threading import Event, Thread
@@ -45,12 +45,14 @@ class Side:
 class Result:
     """The times of a side's steps (of the slowest rank each), in s, and the peak memory of its fullest rank.
 
+    `spent_s` says what a step of halocline is spent on, on rank 0: seconds by op, for `exchange` and for `sums`.
     Memory is what the process took beyond what it had before it built the model, in bytes.
     """
 
     side: Side
     seconds: tuple[float, ...]
     memory_bytes: int
+    spent_s: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def median_s(self) -> float:
@@ -93,10 +95,11 @@ def race(
                 memory[side.name] = max(memory[side.name], peak)
                 if number:
                     times[side.name] += seconds
+        spent = {side.name: _spent(ranks[side.name]) for side in sides if side.kind == "halocline"}
         for side in sides:
             for connection in ranks[side.name]:
                 connection.send(0)
-    return [Result(side, tuple(times[side.name]), memory[side.name]) for side in sides]
+    return [Result(side, tuple(times[side.name]), memory[side.name], spent.get(side.name, {})) for side in sides]
 
 
 def _start(stack: ExitStack, side: Side, workload: Workload, listener: Listener, key: str) -> list[Connection]:
@@ -135,6 +138,13 @@ def _wake(process: "subprocess.Popen[bytes]", address: str | tuple[str, int], ke
             break
     with Client(address, authkey=bytes.fromhex(key)) as driver:
         driver.send(None)
+
+
+def _spent(ranks: Sequence[Connection]) -> Mapping[str, float]:
+    for connection in ranks:
+        connection.send(worker.WHERE)
+    answers: list[Mapping[str, float]] = [connection.recv() for connection in ranks]
+    return answers[0]
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

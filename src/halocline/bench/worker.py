@@ -8,7 +8,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from multiprocessing.connection import Client
 from typing import Any
@@ -17,11 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from halocline.bench.where import spent
 from halocline.bench.workload import Batch, Workload
 from halocline.comm.connect import connect
 from halocline.step import parallelize
 
 Step = Callable[[], None]
+WHERE = -1  # asked for in place of a number of steps: what the time of a step is spent on
+PROFILED = 5  # steps, for that
 
 
 def plain_step(workload: Workload, channels_last: bool) -> tuple[Step, list[Tensor]]:
@@ -36,7 +39,7 @@ def plain_step(workload: Workload, channels_last: bool) -> tuple[Step, list[Tens
     return step, [x, *model.parameters()]
 
 
-def split_step(workload: Workload, plan: str) -> tuple[Step, list[Tensor]]:
+def split_step(workload: Workload, plan: str) -> tuple[Step, list[Tensor], Callable[[], Mapping[str, float]]]:
     """Every sample split over the ranks."""
     model, loss, batch = workload.make()
     parallel = parallelize(model, loss, batch, plan)
@@ -46,7 +49,10 @@ def split_step(workload: Workload, plan: str) -> tuple[Step, list[Tensor]]:
     def step() -> None:
         parallel(x, *rest).backward()
 
-    return step, [x, *model.parameters()]
+    def where() -> Mapping[str, float]:
+        return spent(parallel.runner, step, PROFILED)
+
+    return step, [x, *model.parameters()], where
 
 
 def ddp_step(workload: Workload, channels_last: bool) -> tuple[Step, list[Tensor]]:
@@ -79,8 +85,9 @@ def main() -> None:
     if side["kind"] in ("jax", "shardtensor"):  # what their packages take is not the step's memory
         import_module(f"halocline.bench.{side['kind']}_side")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    where: Callable[[], Mapping[str, float]] = dict
     if side["kind"] == "halocline":
-        step, leaves = split_step(workload, side["plan"])
+        step, leaves, where = split_step(workload, side["plan"])
     elif side["kind"] == "ddp":
         step, leaves = ddp_step(workload, side["channels_last"])
     elif side["kind"] == "jax":
@@ -96,6 +103,9 @@ def main() -> None:
     with Client(side["address"], authkey=bytes.fromhex(side["key"])) as driver:
         driver.send((side["name"], rank))
         while count := driver.recv():
+            if count == WHERE:
+                driver.send(where())
+                continue
             seconds = []
             for _ in range(count):
                 for leaf in leaves:
@@ -105,6 +115,8 @@ def main() -> None:
                 seconds.append(time.perf_counter() - start)
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             driver.send((seconds, (peak - before) * 1024))
+    if side["kind"] in ("ddp", "shardtensor"):  # left to the end of Python, its threads may abort the process
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

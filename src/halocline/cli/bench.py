@@ -89,7 +89,7 @@ def _summary(workload: "Workload", results: "list[Result]") -> dict[str, Any]:
             {
                 "name": result.side.name, "median_s": result.median_s, "spread": result.spread,
                 "ratio": result.median_s / best if best else None, "memory_bytes": result.memory_bytes,
-                "seconds": result.seconds,
+                "seconds": result.seconds, "spent_s": dict(result.spent_s),
             }
             for result in results
         ],
@@ -109,3 +109,8 @@ def _show(name: str, workload: "Workload", summary: dict[str, Any]) -> None:
             f"{side['memory_bytes'] / 1e6:.0f}",
         )  # fmt: skip
     consoles(None)[0].print(table)
+    for side in summary["sides"]:
+        whole = sum(side["spent_s"].values())
+        shares = [f"{what} {seconds / whole:.1%}" for what, seconds in side["spent_s"].items() if seconds > whole / 250]
+        if shares:
+            click.echo(f"{side['name']} spends its step on: {', '.join(shares)}")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ..graph import Node
 from ..layout import Layout
-from ..lowering import CORRECT_BYTES
+from ..lowering import least_apart_bytes
 from ..mesh import Mesh
 from ..ops import rule_for
 from ..ops.rule import AdditiveRule
@@ -95,7 +95,7 @@ def may_stay_apart(mesh: Mesh, node: Node, position: int, owns: Layout, need: Re
     block_bytes = node.input_types[0].nbytes // mesh.parts(mesh.ordered(owns.axes))
     cut = set(rule.additive_dims(node))
     others = (dim for dim in range(len(owns.dims)) if dim not in cut)
-    return block_bytes >= CORRECT_BYTES and all(own.intervals[dim] == need.intervals[dim] for dim in others)
+    return block_bytes >= least_apart_bytes(node) and all(own.intervals[dim] == need.intervals[dim] for dim in others)
 
 
 def gradient_share(

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..layout import DimSplit, Layout
-from ..lowering import CORRECT_BYTES
 from ..mesh import Mesh
 from ..region import Region, balanced
 from .collective import allreduce_s
@@ -44,6 +43,7 @@ class Beside:
     dims: tuple[int, ...]
     forward_s: Array
     backward_s: Array
+    least_bytes: int
 
 
 class Owners:
@@ -146,7 +146,7 @@ def pair_costs(
         back_s[in_place] = 0.0
     apart = np.zeros_like(is_local)
     if beside is not None:
-        apart = ~is_local & (owners.block_bytes >= CORRECT_BYTES)[:, None]
+        apart = ~is_local & (owners.block_bytes >= beside.least_bytes)[:, None]
         for number, dim in enumerate(dims):
             apart &= dim.same if number not in beside.dims else True
         there_s = np.where(apart, handling + _beside(machine, there, messages, beside.forward_s), there_s)
