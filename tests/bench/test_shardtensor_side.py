@@ -20,6 +20,7 @@ SMALL = {
 
 RANK = """
 import torch
+from physicsnemo.distributed import DistributedManager
 from halocline.bench.shardtensor_side import shardtensor_step
 from halocline.bench.workload import Workload
 
@@ -29,7 +30,7 @@ for name, workload in {workloads!r}.items():
     step()
     gradients = [leaf.grad.full_tensor() if hasattr(leaf.grad, "full_tensor") else leaf.grad for leaf in leaves]
     torch.save(gradients, f"{directory}/{{name}}-{{torch.distributed.get_rank()}}.pt")
-torch.distributed.destroy_process_group()  # left to the end of Python, its threads may abort the process
+DistributedManager.cleanup()  # threads of Gloo that are left when Python ends may abort the process
 """
 
 

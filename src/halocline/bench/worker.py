@@ -115,7 +115,7 @@ def main() -> None:
                 seconds.append(time.perf_counter() - start)
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             driver.send((seconds, (peak - before) * 1024))
-    if side["kind"] in ("ddp", "shardtensor"):  # left to the end of Python, its threads may abort the process
+    if side["kind"] == "ddp":  # left to the end of Python, its threads may abort the process
         torch.distributed.destroy_process_group()
 
 
