@@ -107,6 +107,11 @@ class Resize(Rule):
                 return Example(torch_op(op).vec, args)
 
 
+def is_unambiguous(node: Node) -> bool:
+    """Whether torch's gradient of a resized fp64 value goes to the inputs it was taken from: see `_unambiguous`."""
+    return all(len({way.taps((0, r.count))[0].tobytes() for way in r.ways()}) == 1 for r in resamplings(node))
+
+
 def _unambiguous(op: str, size: int, count: int, scale: float | None) -> bool:
     """Whether ATen's ways to find the nearest fp64 input agree: where they do not, its gradient is another's."""
     ways = Resampling(MODES[op], size, count, scale, False, np.float64).ways()
