@@ -68,11 +68,12 @@ class Manner:
 ALONE = Manner()
 
 
-def manners(graph: Graph, overwrite: Collection[str]) -> Mapping[str, Manner]:
-    """How each node runs, given those that `overwrite` their first input.
+def manners(graph: Graph, overwrite: Collection[str] | None = None) -> Mapping[str, Manner]:
+    """How each node runs, given those that `overwrite` their first input (default: all that may).
 
     A node whose rule `absorbs` the op that overwrites its output applies that op too: memory is read once for both.
     """
+    overwrite = overwriting(graph) if overwrite is None else overwrite
     made = {node.name: node for node in graph.nodes}
     absorbed = {
         node.inputs[0]: node

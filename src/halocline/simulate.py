@@ -16,7 +16,7 @@ from .cost.machine import Machine
 from .cost.movement import CALLS_APART, packing_s
 from .cost.sampled import sample_ranks
 from .cost.work import partial_bytes
-from .gradients import manners, overwriting, trained, wanted_inputs
+from .gradients import manners, trained, wanted_inputs
 from .graph import Graph, Node
 from .ops import rule_for
 from .placement import Plan
@@ -90,7 +90,7 @@ class _Simulation:
         self.events: list[Event] = []
         self.nodes = {node.name: node for node in graph.nodes}
         self.known: dict[tuple[str, int], tuple[float, float]] = {}
-        self.manners = manners(graph, overwriting(graph))
+        self.manners = manners(graph)
         self.local = machine.local
 
     def run(self) -> Simulated:

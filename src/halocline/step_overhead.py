@@ -9,11 +9,10 @@ from torch import nn
 
 from .capture import capture
 from .comm.comm import Comm
-from .cost.calibrate import Calibration, Progress, silent
+from .cost.calibrate import Calibration, Progress, measure_together, silent
 from .cost.estimate import estimate
 from .cost.local_times import LocalTimes, activation_format
-from .cost.measure import measure_call
-from .gradients import manners, overwriting
+from .gradients import manners
 from .step import parallelize
 
 LAYERS = 8
@@ -48,10 +47,9 @@ def with_step_overhead(calibration: Calibration, comm: Comm, progress: Progress 
     asked = LocalTimes(calibration.machine, activation_format(graph), known)
     estimate(graph, step.plan, calibration.machine, asked)
     for key, call in list(asked.missing.items()):
-        found = comm.all_gather_object(measure_call(call, asked.format))
-        known[key] = tuple(sum(column) / comm.size for column in zip(*found))  # type: ignore[assignment]
+        known[key] = measure_together(comm, call, asked.format)
     cost = estimate(graph, step.plan, calibration.machine, asked)
-    calls = 2 * sum(not manner.absorbed for manner in manners(graph, overwriting(graph)).values())
+    calls = 2 * sum(not manner.absorbed for manner in manners(graph).values())
     runtime_s = max(0.0, (measured_s - cost.seconds + cost.optimizer_s) / calls)
     machine = calibration.machine
     progress("small steps", 1, 1)

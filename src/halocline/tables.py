@@ -14,7 +14,7 @@ from .cost.movement import beside_s, gradient_share, may_stay_apart, received
 from .cost.pairs import Array, Beside, Owners, pair_costs
 from .cost.sampled import even_split, output_layout_of, sample_ranks
 from .cost.work import Kept, kept, partial_bytes
-from .gradients import Manner, carrying, manners, overwriting, trained, wanted_inputs
+from .gradients import Manner, carrying, manners, trained, wanted_inputs
 from .graph import Graph, Node
 from .layout import DimSplit, Layout
 from .lowering import BUCKET_BYTES, least_apart_bytes
@@ -59,7 +59,7 @@ class Tables:
 
     @cached_property
     def manners(self) -> Mapping[str, Manner]:
-        return manners(self.graph, overwriting(self.graph))
+        return manners(self.graph)
 
     @cached_property
     def bucket_bytes(self) -> int:

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from ..capture import capture
 from ..comm.comm import Comm
-from ..cost.calibrate import Calibration, calibrate
+from ..cost.calibrate import Calibration, calibrate, measure_together
 from ..cost.estimate import Estimate, estimate
 from ..cost.local_times import LocalTimes, activation_format
-from ..cost.measure import measure_call, typical
+from ..cost.measure import typical
 from ..errors import HaloclineError
 from ..models.zoo import ZOO
 from ..step import Step, parallelize
@@ -120,9 +120,7 @@ def predicted(net: Net, step: Step, comm: Comm, machine: Calibration, known: dic
     times = LocalTimes(machine.machine, activation_format(graph), known)
     estimate(graph, step.plan, machine.machine, times)
     for key, call in times.missing.items():
-        comm.all_gather_object(None)
-        everyone = comm.all_gather_object(measure_call(call, times.format))
-        known[key] = tuple(sum(column) / len(everyone) for column in zip(*everyone))
+        known[key] = measure_together(comm, call, times.format)
     return estimate(graph, step.plan, machine.machine, replace(times, missing={}))
 
 

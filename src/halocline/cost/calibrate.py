@@ -165,13 +165,18 @@ def measure_calls(
     found: dict[str, tuple[float, float]] = {}
     for number, call in enumerate(asked):
         progress(call.node.op, number, len(asked))
-        comm.all_gather_object(None)
-        everyone = comm.all_gather_object(measure_call(call, format))
-        found[table_key(call, format)] = tuple(sum(column) / comm.size for column in zip(*everyone))
+        found[table_key(call, format)] = measure_together(comm, call, format)
     progress("done", len(asked), len(asked))
     if comm.rank == 0 and found:
         keep_times({**known_times(comm.size), **found}, comm.size)
     return found
+
+
+def measure_together(comm: Comm, call: LocalCall, format: str) -> tuple[float, float]:
+    """The times of a local computation that all ranks measure at once: the mean over them, the same on all."""
+    comm.all_gather_object(None)
+    forward, backward = zip(*comm.all_gather_object(measure_call(call, format)))
+    return sum(forward) / comm.size, sum(backward) / comm.size
 
 
 def keep_times(times: Mapping[str, tuple[float, float]], ranks: int) -> Path:

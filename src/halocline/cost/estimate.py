@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ..gradients import carrying, manners, overwriting, trained, wanted_inputs
+from ..gradients import carrying, manners, trained, wanted_inputs
 from ..graph import Graph, Node
 from ..lowering import BUCKET_BYTES
 from ..mesh import Mesh
@@ -83,7 +83,7 @@ class _Estimating:
         self.sampled, self.machine, self.times = sampled, machine, times
         self.graph, self.mesh = sampled.graph, sampled.mesh
         self.carried = carrying(self.graph, trained(self.graph))
-        self.manners = manners(self.graph, overwriting(self.graph))
+        self.manners = manners(self.graph)
         self.seen: dict[tuple[object, ...], None] = {}  # fetches that another reader shares
 
     def result(self) -> Estimate:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from ..gradients import Manner, manners, overwriting, trained, wanted_inputs
+from ..gradients import Manner, manners, trained, wanted_inputs
 from ..graph import Graph, Node
 from ..lowering import BUCKET_BYTES
 from .movement import may_stay_apart
@@ -189,7 +189,7 @@ class _Walk:
 
     @cached_property
     def manners(self) -> Mapping[str, Manner]:
-        return manners(self.graph, overwriting(self.graph))
+        return manners(self.graph)
 
     def _backward(self, node: Node) -> None:
         """The gradient of the output is there; those of the inputs come, then what was kept and the first go."""

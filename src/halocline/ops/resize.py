@@ -109,13 +109,16 @@ class Resize(Rule):
 
 def is_unambiguous(node: Node) -> bool:
     """Whether torch's gradient of a resized fp64 value goes to the inputs it was taken from: see `_unambiguous`."""
-    return all(len({way.taps((0, r.count))[0].tobytes() for way in r.ways()}) == 1 for r in resamplings(node))
+    return all(map(_ways_agree, resamplings(node)))
 
 
 def _unambiguous(op: str, size: int, count: int, scale: float | None) -> bool:
     """Whether ATen's ways to find the nearest fp64 input agree: where they do not, its gradient is another's."""
-    ways = Resampling(MODES[op], size, count, scale, False, np.float64).ways()
-    return len({way.taps((0, count))[0].tobytes() for way in ways}) == 1
+    return _ways_agree(Resampling(MODES[op], size, count, scale, False, np.float64))
+
+
+def _ways_agree(resampling: Resampling) -> bool:
+    return len({way.taps((0, resampling.count))[0].tobytes() for way in resampling.ways()}) == 1
 
 
 def _taps(call: Call, kernel: Kernel, device: torch.device) -> Iterator[tuple[int, Taps]]:
