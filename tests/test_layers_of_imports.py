@@ -12,7 +12,7 @@ ROOT = Path(halocline.__file__).parent
 
 # Files and folders of the package. A folder's files may import each other, but not in a circle.
 ORDER = """
-    errors region mesh layout transfer graph
+    errors garbage region mesh layout transfer graph
     comm
     ops
     source tracing watched autocast inline functional code_state capture

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from .autocast import LEAF_CAST, with_casts
 from .errors import CaptureError
 from .functional import MAY_RETURN_INPUT, functional
+from .garbage import not_collected
 from .graph import Graph, Node, TensorType
 from .inline import FIXED, inlined
 from .ops.call_op import aten, bound, node_of
@@ -66,6 +67,7 @@ def _change_in_place(whole: nn.Module, path: str, before: Tensor | None, now: Te
     setattr(module, name, before)
 
 
+@not_collected()
 def capture(model: nn.Module, loss: Loss | None, batch: Sequence[Any]) -> tuple[Graph, pytree.TreeSpec]:
     """The graph of `loss(model(*batch[:-1]), batch[-1])`, or of `model(*batch)`, and the structure of its output.
 
@@ -302,7 +304,7 @@ class _Reader:
     def _refuse_seen_alias(self, node: fx.Node, name: str, later: Sequence[fx.Node]) -> None:
         """An in-place op is renamed, which is right as long as nobody looks at the memory under another name."""
         others = {other for other, number in self.aliases.items() if number == self.aliases[name]} - {name}
-        for user in later:
+        for user in later if others else ():
             for argument in user.all_input_nodes:
                 if self.env.get(argument) in others:
                     raise CaptureError(

@@ -6,7 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-BLOCK = 1 << 22  # entries of a table that is built at a time
 
 
 class TooWide(Exception):
@@ -68,18 +67,17 @@ def _eliminated(
     if not scope:
         table = np.sum([table for _, table in touching], axis=0)
         return np.min(table), np.asarray(np.argmin(table))
-    best = np.full(sizes, np.inf)
+    best, entry = np.full(sizes, np.inf), np.empty(sizes)
     which = np.zeros(sizes, dtype=np.int64)
+    first, *others = [_spread(table, names, (v, *scope)) for names, table in touching]
     # One value of v at a time: no table with all of v's values is ever built.
     for value in range(values):
-        entry = np.zeros(sizes)
-        for names, table in touching:
-            part = np.take(table, value, axis=names.index(v))
-            rest = [name for name in names if name != v]
-            entry = entry + _spread(part, rest, scope)
+        entry[...] = first[value]
+        for table in others:
+            entry += table[value]
         better = entry < best
-        best = np.where(better, entry, best)
-        which[better] = value
+        np.minimum(best, entry, out=best)
+        np.copyto(which, value, where=better)
     return best, which
 
 

@@ -144,8 +144,8 @@ class _Functional:
         group = self._group(target)
         return self._root(target) not in self.now and all(
             self._canonical(other) is target or self._group(other) is not group
-            for other, last in self.last.items()
-            if last > position
+            for other in (group, *self.same, *self.maybe)  # all others show memory of their own
+            if self.last.get(other, -1) > position
         )
 
     def _look_at_now(self, node: fx.Node) -> None:

@@ -63,6 +63,7 @@ class Node:
     type: TensorType
     origin: Origin = Origin()
     output: int | None = None  # which of the op's outputs this is, where it has several
+    memo: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)  # what rules found out
 
     def __getitem__(self, attr: str) -> Any:
         return self.attrs[attr]

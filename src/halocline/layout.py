@@ -78,7 +78,8 @@ class Layout:
 
     def region(self, rank: int) -> Region:
         """What `rank` owns."""
-        return Region(tuple(dim.parts[self.mesh.part(rank, dim.axes)] for dim in self.dims))
+        part = self.mesh.part
+        return Region(tuple([dim.parts[part(rank, dim.axes) if dim.axes else 0] for dim in self.dims]))
 
     def owners(self, want: Region, near: int) -> Iterator[tuple[int, Region]]:
         """The ranks that own the points of `want`, each with its share; of several replicas, the one `near` rank's."""

@@ -53,7 +53,7 @@ class Mesh:
 
     def parts(self, axes: tuple[str, ...]) -> int:
         """Into how many parts `axes` together divide something."""
-        return prod(self._strides[axis][1] for axis in axes)
+        return prod([self._strides[axis][1] for axis in axes])
 
     def part(self, rank: int, axes: tuple[str, ...]) -> int:
         """Which of these parts is `rank`'s; the first of `axes` varies slowest."""

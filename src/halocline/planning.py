@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from .capture import capture
 from .comm.comm import Comm
@@ -53,9 +52,9 @@ def captured(
             return capture(entry.build(width_of, width).to(dtype), entry.loss(), entry.batch(width_of, batch, 0))[0]
         like = entry.batch(_small(entry), 1, 0)
         usual = torch.get_default_dtype()
-        torch.set_default_dtype(dtype)  # fake parameters cannot be converted afterwards
+        torch.set_default_dtype(dtype)
         try:
-            with FakeTensorMode(allow_non_fake_inputs=True):
+            with torch.device("meta"):
                 model = entry.build(width_of, width)
                 x, y = (_grown(part, _small(entry), width_of, batch, dtype) for part in like)
         finally:

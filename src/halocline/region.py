@@ -62,7 +62,7 @@ class Region:
     @cached_property
     def size(self) -> int:
         """The number of points in the box."""
-        return prod(self.shape)
+        return prod([stop - start for start, stop in self.intervals])
 
     @cached_property
     def empty(self) -> bool:

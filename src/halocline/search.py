@@ -13,6 +13,7 @@ from .cost.machine import Machine
 from .cost.memory import consumers, persistent_bytes
 from .elimination import Array, TooWide, minimise
 from .errors import PlanError
+from .garbage import not_collected
 from .graph import Graph
 from .mesh import Mesh
 from .paper_search import paper_choice
@@ -66,6 +67,7 @@ def plan(
     return search(graph, mesh, machine, memory_bytes, method, times).plan
 
 
+@not_collected()
 def search(
     graph: Graph,
     mesh: Mesh | int,
@@ -92,6 +94,7 @@ class _Search:
         self.times = times
         self.tables = Tables(graph, mesh, machine, times)
         self.fixed = sum(persistent_bytes(graph))
+        self.last: Found | None = None
 
     def found(self) -> Found:
         variables = self.tables.variables()
@@ -215,6 +218,8 @@ class _Search:
         return None
 
     def _as_found(self, problem: Problem, chosen: tuple[int, ...], bound_s: float | None) -> Found:
+        if (known := self.last) and known.problem is problem and known.chosen == chosen:  # both methods found the same
+            return known
         origin = f"{self.method} search on {self.machine.name}"
         made = replace(problem.plan(chosen, origin), memory_format=activation_format(self.graph))
         cost = estimate(self.graph, made, self.machine, self.times)
@@ -227,7 +232,8 @@ class _Search:
         moving = self.tables.group_of
         same = cost.optimizer_s + sum(node.seconds for node in cost.nodes if node.name not in moving)
         bound_s = None if bound_s is None else min(bound_s + same, cost.seconds)
-        return Found(made, cost, problem, chosen, bound_s, self.limit)
+        self.last = Found(made, cost, problem, chosen, bound_s, self.limit)
+        return self.last
 
     def _refusal(self, problem: Problem) -> PlanError:
         """Why nothing fits: what takes most in the leanest plan, and how many ranks it would take."""

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -170,7 +170,7 @@ def _call(node: Node, inputs: Sequence[Tensor]) -> Tensor:
     attrs = {key: value for key, value in node.attrs.items() if key != "statistics"}
     read = [x.to(type.dtype) for x, type in zip(inputs, node.input_types)]  # leaves may be read in another dtype
     with without_autocast(read[0].device.type if read else "cpu"):
-        return call_op(Node(**{**node.__dict__, "attrs": attrs}), read)
+        return call_op(replace(node, attrs=attrs), read)
 
 
 def _whole_random(node: Node, inputs: Sequence[Tensor], noise: Noise) -> Tensor:

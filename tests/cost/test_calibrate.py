@@ -53,7 +53,8 @@ def test_a_plan_rests_on_measured_layers_and_each_is_measured_once(
     assert run_threads(2, rank_main)[0] > 3
     kept = known_times(2)
     assert all(forward > 0 for forward, _ in kept.values())
-    assert run_threads(2, rank_main)[0] < len(kept)
+    run_threads(2, rank_main)  # may ask for more, but for nothing again: that would give another time
+    assert known_times(2).items() >= kept.items()
 
 
 def test_calls_not_in_the_table_are_modelled_and_told() -> None:

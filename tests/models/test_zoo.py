@@ -13,6 +13,7 @@ SMALL = {
     "mini-mesh": 32,
     "resnet50": 64,
     "resnet50-torch": 64,
+    "resnet152": 64,
     "resnet-small": 32,
     "unet2d": 32,
     "unet3d": 16,

@@ -5,13 +5,16 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, NoReturn
 
 import click
 
 from halocline.cli.ranks import DEBUG, interrupted
+from halocline.garbage import not_collected
 
 COMMANDS = ("train", "verify", "plan", "calibrate", "simulate", "bench", "fuzz", "run")
+PLANNING = {"plan", "simulate"}  # they only import, capture and compute, and are short
 
 
 class Commands(click.Group):
@@ -37,7 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs the command line; exits 0 on success, 2 for a wrong call, 130 when interrupted, else 1."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        status: Any = cli.main(given, prog_name="halocline", standalone_mode=False, obj=given)
+        with not_collected(until_exit=True) if set(given[:1]) & PLANNING else nullcontext():
+            status: Any = cli.main(given, prog_name="halocline", standalone_mode=False, obj=given)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)

@@ -1,5 +1,6 @@
 """`estimate`: the predicted time and memory of a step under a plan, node by node."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -82,7 +83,8 @@ class _Estimating:
     def __init__(self, sampled: Sampled, machine: Machine, times: LocalTimes) -> None:
         self.sampled, self.machine, self.times = sampled, machine, times
         self.graph, self.mesh = sampled.graph, sampled.mesh
-        self.carried = carrying(self.graph, trained(self.graph))
+        self.trained = trained(self.graph)
+        self.carried = carrying(self.graph, self.trained)
         self.manners = manners(self.graph)
         self.seen: dict[tuple[object, ...], None] = {}  # fetches that another reader shares
 
@@ -92,16 +94,14 @@ class _Estimating:
         return Estimate(nodes, exposed, optimizer_s(self.graph, self.machine), memory_of(self.sampled, self.carried))
 
     def _node(self, node: Node) -> NodeCost:
-        costs = [self._at_rank(node, rank, last) for rank, last in self._ranks()]
+        costs = [self._at_rank(node, rank) for rank in self.sampled.ranks]
         slowest = max(costs, key=lambda cost: cost.seconds)
         largest = max(costs, key=lambda cost: cost.moved_bytes)
-        return replace(slowest, moved_bytes=largest.moved_bytes, messages=largest.messages)
+        return replace(
+            slowest, gradient_sum_s=self._gradient_sum(node), moved_bytes=largest.moved_bytes, messages=largest.messages
+        )
 
-    def _ranks(self) -> list[tuple[int, bool]]:
-        ranks = self.sampled.ranks
-        return [(rank, rank == ranks[-1]) for rank in ranks]
-
-    def _at_rank(self, node: Node, rank: int, last: bool) -> NodeCost:
+    def _at_rank(self, node: Node, rank: int) -> NodeCost:
         reads, writes = self.sampled.reads[node.name, rank], self.sampled.writes[node.name, rank]
         wanted = wanted_inputs(node, self.carried)
         call = LocalCall(node, self.sampled.at(node, rank), reads, writes, wanted, self.manners[node.name])
@@ -134,7 +134,7 @@ class _Estimating:
         text = " ".join(f"{index}/{self.mesh.parts(axes)}" for index, axes in split.items() if axes) or "whole"
         return NodeCost(
             node.name, node.op, node.origin.module, text, forward, backward, halo, redistribution,
-            self._stage_sums(node, rank), self._gradient_sum(node), moved, messages,
+            self._stage_sums(node, rank), 0.0, moved, messages,
         )  # fmt: skip
 
     def _stage_sums(self, node: Node, rank: int) -> float:
@@ -151,8 +151,7 @@ class _Estimating:
         return total
 
     def _gradient_sum(self, node: Node) -> float:
-        leaves = [value for value in dict.fromkeys(node.inputs) if value in self.graph.replicated & self.carried]
-        nbytes = sum(self.graph.types[leaf].nbytes for leaf in leaves)
+        nbytes = sum(self.graph.types[leaf].nbytes for leaf, _ in self._leaves(node))
         axes = self.mesh.ordered(self.sampled.over(node))
         return allreduce_s(self.machine, self.mesh, axes, nbytes) if nbytes else 0.0
 
@@ -160,14 +159,14 @@ class _Estimating:
         """What remains of the gradient sums after the backward pass, started greedily in buckets as it goes on."""
         clock = free = blocked = 0.0
         waiting: dict[tuple[str, ...], float] = {}
-        readers = [leaf for node in self.graph.nodes for leaf in self._leaves(node)]
+        readers = Counter(leaf for node in self.graph.nodes for leaf in self._leaves(node))
         for node, cost in zip(reversed(self.graph.nodes), reversed(nodes), strict=True):
             if node.name not in self.carried:
                 continue
             clock += cost.backward_s + (cost.halo_s + cost.redistribution_s + cost.sums_s) / 2
             for leaf, axes in self._leaves(node):
-                readers.remove((leaf, axes))
-                if (leaf, axes) not in readers and axes:
+                readers[leaf, axes] -= 1
+                if not readers[leaf, axes] and axes:
                     waiting[axes] = waiting.get(axes, 0.0) + self.graph.types[leaf].nbytes
                     if waiting[axes] >= BUCKET_BYTES:
                         free, blocked = self._start(axes, waiting.pop(axes), clock, free, blocked)
@@ -184,10 +183,11 @@ class _Estimating:
         return max(clock, free) + hidden, blocked + full - hidden + packing_s(self.machine, nbytes)
 
     def _leaves(self, node: Node) -> list[tuple[str, tuple[str, ...]]]:
+        """The parameters whose gradient the node's backward pass gives a part of, and over which axes it is summed."""
         if node.name not in self.carried:
             return []
         over = self.mesh.ordered(self.sampled.over(node))
-        return [(value, over) for value in dict.fromkeys(node.inputs) if value in self.graph.replicated & self.carried]
+        return [(value, over) for value in dict.fromkeys(node.inputs) if value in self.trained]
 
 
 def reduction_s(machine: Machine, mesh: Mesh, reduction: Reduction, axes: tuple[str, ...], nbytes: float) -> float:

@@ -251,10 +251,11 @@ def _replica_sums(owners: Owners, over_masks: Whole) -> Array:
     axes = over_masks[None, :] & ~owners.masks[:, None]
     total = np.zeros(axes.shape)
     known: dict[tuple[int, float], float] = {}
-    for row, column in np.argwhere(axes):
-        key = (int(axes[row, column]), float(owners.sizes[row]))
-        if key not in known:
-            names = tuple(name for number, name in enumerate(owners.mesh.names) if key[0] >> number & 1)
-            known[key] = allreduce_s(owners.machine, owners.mesh, names, key[1])
-        total[row, column] = known[key]
+    for row, size in enumerate(owners.sizes):
+        masks, which = np.unique(axes[row], return_inverse=True)
+        for mask in masks:
+            if (mask, size) not in known:
+                names = tuple(name for number, name in enumerate(owners.mesh.names) if mask >> number & 1)
+                known[mask, size] = allreduce_s(owners.machine, owners.mesh, names, size)
+        total[row] = np.array([known[mask, size] for mask in masks])[which]
     return total

@@ -20,13 +20,20 @@ def resnet50(stride: StrideAt = "first", classes: int = 1000, width: float = 1.0
 
     `width` multiplies the number of channels. Raises `ValueError` for a `stride` other than "first" and "middle".
     """
+    return _bottlenecks((3, 4, 6, 3), stride, classes, width)
+
+
+def resnet152(stride: StrideAt = "first", classes: int = 1000, width: float = 1.0) -> "ResNet":
+    """ResNet-152, the deepest of He et al. (2016); arguments and errors as for `resnet50`."""
+    return _bottlenecks((3, 8, 36, 3), stride, classes, width)
+
+
+def _bottlenecks(depths: Sequence[int], stride: StrideAt, classes: int, width: float) -> "ResNet":
     if stride not in ("first", "middle"):
-        raise ValueError(
-            f'resnet50: stride={stride!r} is not a placement. Use "first" (the 1x1) or "middle" (the 3x3).'
-        )
+        raise ValueError(f'ResNet: stride={stride!r} is not a placement. Use "first" (the 1x1) or "middle" (the 3x3).')
     c_stem = c_in = scaled(64, width)
     stages: list[nn.Sequential] = []
-    for s, depth in enumerate((3, 4, 6, 3)):
+    for s, depth in enumerate(depths):
         c_middle = scaled(64 * 2**s, width)
         blocks = [Bottleneck(c_in, c_middle, 1 if s == 0 else 2, stride)]
         c_in = c_middle * Bottleneck.expansion

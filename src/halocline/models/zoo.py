@@ -17,7 +17,7 @@ from halocline.data.volumes import Bodies, DensityFields
 from halocline.errors import HaloclineError
 from halocline.models.cosmoflow import cosmoflow
 from halocline.models.mesh_tangling import mesh_tangling_1k, mesh_tangling_2k, mini_mesh
-from halocline.models.resnet import resnet50, resnet_small
+from halocline.models.resnet import resnet50, resnet152, resnet_small
 from halocline.models.unet import unet2d, unet3d
 
 Batch = tuple[Tensor, ...]
@@ -106,6 +106,15 @@ ZOO: dict[str, Entry] = {
             224,
             32,
             "ResNet-50 with the stride on the 3x3 convolution, as in torchvision",
+        ),
+        Entry(
+            "resnet152",
+            lambda size, width: resnet152("first", width=width),
+            _pictures,
+            nn.CrossEntropyLoss,
+            224,
+            32,
+            "ResNet-152, placed likewise",
         ),
         Entry(
             "resnet-small",

@@ -7,9 +7,9 @@ reduced over the ranks that split the named indices.
 """
 
 import random
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, wraps
 from typing import Any, Literal
 
 import torch
@@ -98,6 +98,21 @@ class Example:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
+def _once_for_each_node(signature: Callable[[Any, Node], Signature]) -> Callable[[Any, Node], Signature]:
+    """`Rule.signature` is asked for at every candidate of the search and on every rank; a node's never changes."""
+
+    key = signature.__qualname__  # a subclass may ask its base class
+
+    @wraps(signature)
+    def remembered(rule: Any, node: Node) -> Signature:
+        found: Signature | None = node.memo.get(key)
+        if found is None:
+            found = node.memo[key] = signature(rule, node)
+        return found
+
+    return remembered
+
+
 class Rule:
     """An op that each rank can compute from what it reads. Subclasses give `signature` and `run`.
 
@@ -109,6 +124,11 @@ class Rule:
     fresh = False
     overwrites = False
     absorbs: frozenset[str] = frozenset()
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        if "signature" in vars(cls):
+            cls.signature = _once_for_each_node(cls.signature)  # type: ignore[assignment, method-assign]
 
     def signature(self, node: Node) -> Signature:
         """The node's index space. Raises PlanError for arguments that the rule does not support."""
@@ -203,11 +223,10 @@ class StagedRule(Rule):
 
 def along(type: TensorType, dims: Dims, at: At) -> Region:
     """The region of a value of `type` along whose dims the indices `dims` run, for the box `at`."""
-    return Region(
-        tuple(
-            (0, size) if name is None else at.get(name, (0, size)) for size, name in zip(type.shape, dims, strict=True)
-        )
-    )
+    intervals = [
+        (0, size) if name is None else at.get(name, (0, size)) for size, name in zip(type.shape, dims, strict=True)
+    ]
+    return Region(tuple(intervals))
 
 
 def index_names(rank: int) -> tuple[str, ...]:
