@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from .cost.collective import allreduce_s, gather_along_axes_s
-from .cost.estimate import optimizer_s
+from .cost.collective import allreduce_s
+from .cost.estimate import optimizer_s, reduction_s
 from .cost.local_times import LocalCall, LocalTimes
 from .cost.machine import Machine
 from .cost.movement import CALLS_APART, packing_s
@@ -214,7 +214,7 @@ class _Simulation:
     def _unpacking(self, transfer: Transfer, rank: int, fetch: str, adjoint: bool, apart: bool) -> float:
         own, need = transfer.owns.region(rank), transfer.needs[rank]
         _, recvs = self._route(fetch, rank, adjoint)
-        each = self.local.overhead_s * len(recvs)
+        each = self.local.overhead_s * len(recvs) + self.local.fetch_s * bool(recvs)
         each += 2 * self._bytes(fetch, recvs) * self.local.memory_seconds_per_byte
         whole = own if adjoint else need
         if own == need or (not adjoint and not recvs):
@@ -244,8 +244,7 @@ class _Simulation:
         for group in self._groups(axes):
             writes = rule_for(node).writes(node, placement.at(node, group[0]))
             nbytes = partial_bytes(node, writes, forward)
-            cost = gather_along_axes_s if kind == "moments" else allreduce_s
-            seconds = cost(self.machine, self.mesh, axes, nbytes)
+            seconds = reduction_s(self.machine, self.mesh, kind, axes, nbytes)
             together = max(self.state[rank].clock for rank in group)
             for rank in group:
                 self.state[rank].clock = together

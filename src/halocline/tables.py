@@ -152,7 +152,7 @@ class Tables:
             over = frozenset(axis for index in reduction.over if index in parts for axis in parts[index].axes)
             if over:
                 nbytes = partial_bytes(node, writes, is_forward)
-                stages += reduction_s(self.machine, self.mesh, reduction, self.mesh.ordered(over), nbytes)
+                stages += reduction_s(self.machine, self.mesh, reduction.kind, self.mesh.ordered(over), nbytes)
         axes = self.mesh.ordered(frozenset(axis for axes in split.values() for axis in axes))
         sums, packing = gradient_share(self.machine, self.mesh, axes, fixed.grads_bytes, self.bucket_bytes)
         for position in fixed.batch:

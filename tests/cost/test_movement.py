@@ -1,4 +1,5 @@
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ from halocline.region import Region
 from halocline.transfer import Transfer
 from tests.graphs import zoo
 
-MACHINE = load_machine("lassen")
+LASSEN = load_machine("lassen")
+MACHINE = replace(LASSEN, local=replace(LASSEN.local, fetch_s=1e-4))
 
 
 def layouts(rng: random.Random, mesh: Mesh, shape: tuple[int, ...], count: int) -> list[Layout]:

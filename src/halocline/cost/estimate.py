@@ -10,7 +10,7 @@ from ..graph import Graph, Node
 from ..lowering import BUCKET_BYTES
 from ..mesh import Mesh
 from ..ops import rule_for
-from ..ops.rule import Reduction, StagedRule
+from ..ops.rule import StagedRule
 from ..placement import Plan
 from .collective import allreduce_s, gather_along_axes_s
 from .local_times import LocalCall, LocalTimes
@@ -147,7 +147,7 @@ class _Estimating:
             nbytes = partial_bytes(node, self.sampled.writes[node.name, rank], forward)
             for reduction in reductions:
                 axes = frozenset(axis for index in reduction.over if index in parts for axis in parts[index].axes)
-                total += reduction_s(self.machine, self.mesh, reduction, self.mesh.ordered(axes), nbytes)
+                total += reduction_s(self.machine, self.mesh, reduction.kind, self.mesh.ordered(axes), nbytes)
         return total
 
     def _gradient_sum(self, node: Node) -> float:
@@ -190,11 +190,12 @@ class _Estimating:
         return [(value, over) for value in dict.fromkeys(node.inputs) if value in self.trained]
 
 
-def reduction_s(machine: Machine, mesh: Mesh, reduction: Reduction, axes: tuple[str, ...], nbytes: float) -> float:
+def reduction_s(machine: Machine, mesh: Mesh, kind: str, axes: tuple[str, ...], nbytes: float) -> float:
     """The time to combine a partial value over `axes`, the way the runtime does it."""
-    if reduction.kind == "moments":
-        return gather_along_axes_s(machine, mesh, axes, nbytes)
-    return allreduce_s(machine, mesh, axes, nbytes)
+    if not axes:
+        return 0.0
+    combine_s = gather_along_axes_s if kind == "moments" else allreduce_s
+    return machine.local.reduce_s + combine_s(machine, mesh, axes, nbytes)
 
 
 def optimizer_s(graph: Graph, machine: Machine) -> float:

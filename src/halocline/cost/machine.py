@@ -35,7 +35,9 @@ class Roofline:
     """The time of a local computation from its flops and bytes: `overhead_s`, and the longer of both.
 
     Of the peak `flops_per_s` a computation of w flops reaches `efficiency * w / (w + half_flops)`: small work is slow.
-    To a time that was measured instead, `runtime_s` is added: what the runtime does around it.
+    To a time that was measured instead, `runtime_s` is added: what the runtime does around it. What it does around a
+    fetch in one direction (beside bytes and messages) takes `fetch_s`, around the sum of a partial value `reduce_s`;
+    both hold what ranks wait for each other because none is ever exactly as fast as the next.
     """
 
     flops_per_s: Mapping[str, float]
@@ -44,12 +46,17 @@ class Roofline:
     half_flops: float
     overhead_s: float
     runtime_s: float = 0.0
+    fetch_s: float = 0.0
+    reduce_s: float = 0.0
 
     def seconds(self, flops: float, moved_bytes: float, dtype: torch.dtype) -> float:
         """The time of a computation that does `flops` and moves `moved_bytes` to and from memory."""
         peak = self.flops_per_s.get(str(dtype).removeprefix("torch."), self.flops_per_s["float32"])
         computing = (flops + self.half_flops) / (peak * self.efficiency) if flops else 0.0
         return self.overhead_s + max(computing, moved_bytes * self.memory_seconds_per_byte)
+
+
+AROUND = ("runtime_s", "fetch_s", "reduce_s")
 
 
 @dataclass(frozen=True)
@@ -137,6 +144,7 @@ class Machine:
             lines += [f"shared_by = {level.shared_by}"]
         local = self.local
         lines += ["", "[local]", f"overhead_s = {local.overhead_s!r}", f"runtime_s = {local.runtime_s!r}"]
+        lines += [f"fetch_s = {local.fetch_s!r}", f"reduce_s = {local.reduce_s!r}"]
         lines += [f"memory_seconds_per_byte = {local.memory_seconds_per_byte!r}"]
         lines += [f"efficiency = {local.efficiency!r}", f"half_flops = {local.half_flops!r}"]
         lines += ["", "[local.flops_per_s]", *(f"{dtype} = {rate!r}" for dtype, rate in local.flops_per_s.items())]
@@ -249,9 +257,9 @@ def _local(table: _Table) -> Roofline:
         efficiency,
         table.number("half_flops", "flops, at least 0", above=False),
         table.number("overhead_s", "seconds, at least 0", above=False),
-        table.number("runtime_s", "seconds, at least 0", above=False, default=0.0),
+        *(table.number(key, "seconds, at least 0", above=False, default=0.0) for key in AROUND),
     )
-    table.done("flops_per_s, memory_seconds_per_byte, efficiency, half_flops, overhead_s, runtime_s")
+    table.done(f"flops_per_s, memory_seconds_per_byte, efficiency, half_flops, overhead_s, {', '.join(AROUND)}")
     return local
 
 

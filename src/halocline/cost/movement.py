@@ -71,7 +71,8 @@ def returned(
 
 
 def _moved(machine: Machine, rank: int, pieces: Sequence[tuple[int, int]], buffer_bytes: int) -> Moved:
-    local, moving, handling = machine.local, 0.0, 0.0
+    local, moving = machine.local, 0.0
+    handling = local.fetch_s if pieces else 0.0
     for peer, size in pieces:
         level = machine.levels[machine.level_of(rank, peer)]
         moving += level.latency_s + size * level.seconds_per_byte

@@ -175,7 +175,8 @@ def _moving(
         nbytes = (reach[number + 1] - reach[number]) * itemsize
         moving += messages * level.latency_s + nbytes * level.seconds_per_byte
         handling += messages * 2 * local.overhead_s + nbytes * 4 * local.memory_seconds_per_byte
-    return np.round(count[-1] - count[0]), moving, handling
+    total = np.round(count[-1] - count[0])
+    return total, moving, handling + np.where(total > 0, local.fetch_s, 0.0)
 
 
 @dataclass(frozen=True)
