@@ -20,7 +20,6 @@ from torch.utils import _pytree as pytree
 from .autocast import LEAF_CAST, with_casts
 from .errors import CaptureError
 from .functional import MAY_RETURN_INPUT, functional
-from .garbage import not_collected
 from .graph import Graph, Node, TensorType
 from .inline import FIXED, inlined
 from .ops.call_op import aten, bound, node_of
@@ -67,7 +66,6 @@ def _change_in_place(whole: nn.Module, path: str, before: Tensor | None, now: Te
     setattr(module, name, before)
 
 
-@not_collected()
 def capture(model: nn.Module, loss: Loss | None, batch: Sequence[Any]) -> tuple[Graph, pytree.TreeSpec]:
     """The graph of `loss(model(*batch[:-1]), batch[-1])`, or of `model(*batch)`, and the structure of its output.
 
